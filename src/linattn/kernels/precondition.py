@@ -1,0 +1,150 @@
+"""Exact, free variance reduction for kernels that stand for softmax.
+
+exp(x.y) is left alone by three changes of the vectors, and features of the changed vectors vary less:
+one vector may be taken off all keys (it returns as a factor per query), one off all queries (a factor per key),
+and x A^-T, y A have the products of x, y for every invertible A.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .base import Kernel, compute_dtype
+
+
+class Precondition(nn.Module):
+    """Centres queries and keys and balances their covariances, from statistics given beforehand.
+
+    The statistics are constants: nothing is read off the sequence itself, so causal stays causal.
+
+    >>> import torch, linattn
+    >>> q, k = torch.randn(1, 2, 256, 16) + 2, torch.randn(1, 2, 256, 16) - 1
+    >>> kernel = linattn.kernels.Positive(16, precondition=linattn.kernels.Precondition.from_samples(q, k))
+
+    Args:
+        query_mean, key_mean: (dim,) or (kv_heads, dim).
+        query_covariance, key_covariance: (..., dim, dim), both or neither; together they give the balance A.
+    """
+
+    def __init__(
+        self,
+        query_mean: Tensor,
+        key_mean: Tensor,
+        query_covariance: Tensor | None = None,
+        key_covariance: Tensor | None = None,
+    ):
+        super().__init__()
+        if (query_covariance is None) != (key_covariance is None):
+            raise ValueError("Precondition: give both covariances, or neither.")
+        if query_mean.shape != key_mean.shape or query_mean.dim() not in (1, 2):
+            raise ValueError(
+                "Precondition: query_mean and key_mean must both be (dim,) or (kv_heads, dim), "
+                f"got {tuple(query_mean.shape)} and {tuple(key_mean.shape)}."
+            )
+        self.register_buffer("query_mean", query_mean.detach().clone())
+        self.register_buffer("key_mean", key_mean.detach().clone())
+        self.query_mean: Tensor
+        self.key_mean: Tensor
+        self.key_map: Tensor | None
+        self.query_map: Tensor | None
+        key_map = query_map = None
+        if query_covariance is not None and key_covariance is not None:
+            key_map, query_map = balance(query_covariance, key_covariance)
+        self.register_buffer("key_map", key_map)  # A
+        self.register_buffer("query_map", query_map)  # A^-T
+
+    @classmethod
+    def from_samples(cls, query: Tensor, key: Tensor, *, per_head: bool = False, balanced: bool = True):
+        """Statistics of sample queries and keys (..., heads, tokens, dim), over everything or for each kv head."""
+        heads = key.shape[-3] if per_head else 1
+        query_rows, key_rows = (_rows(x, heads) for x in (query.detach(), key.detach()))  # (heads, n, dim)
+        means = [x.mean(1) for x in (query_rows, key_rows)]
+        covariances = [_covariance(x) for x in (query_rows, key_rows)] if balanced else [None, None]
+        if not per_head:
+            means = [m[0] for m in means]
+            covariances = [None if c is None else c[0] for c in covariances]
+        return cls(*means, *covariances)
+
+    def query(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The changed query and the summand of its log-similarities that no key shares: q . key_mean."""
+        query_mean, key_mean = (self._per_head(m, query) for m in (self.query_mean, self.key_mean))
+        changed = query - query_mean
+        if self.query_map is not None:
+            changed = changed @ self._per_head(self.query_map, query, rows=True)
+        return changed, (query * key_mean).sum(-1)
+
+    def key(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The changed key and the summand of its log-similarities that no query shares: query_mean . (k - key_mean)."""
+        query_mean, key_mean = (self._per_head(m, key) for m in (self.query_mean, self.key_mean))
+        centred = key - key_mean
+        changed = centred if self.key_map is None else centred @ self._per_head(self.key_map, key, rows=True)
+        return changed, (centred * query_mean).sum(-1)
+
+    def _per_head(self, statistic: Tensor, x: Tensor, rows: bool = False) -> Tensor:
+        """Brings (heads, dim) or (heads, dim, dim) to the heads of x; the query heads of a group share theirs."""
+        statistic = statistic.to(x)
+        if self.query_mean.dim() == 1:
+            return statistic
+        heads = statistic.shape[0]
+        if x.dim() < 3 or x.shape[-3] % heads:
+            raise ValueError(f"Precondition has statistics of {heads} kv heads; tokens of shape {tuple(x.shape)} do not.")
+        statistic = statistic.repeat_interleave(x.shape[-3] // heads, 0)
+        return statistic if rows else statistic.unsqueeze(-2)
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.query_mean.shape)}, balanced={self.key_map is not None}"
+
+
+def prepare_query(
+    kernel: Kernel, query: Tensor, scale: float | None, precondition: Precondition | None
+) -> tuple[Tensor, Tensor | None]:
+    """sqrt(scale) q, preconditioned where asked for, with the log-factor that this leaves out."""
+    query = kernel._widen(query)
+    root = math.sqrt(kernel.logit_scale(query.shape[-1], scale))
+    if precondition is None:
+        return query * root, None
+    changed, shift = precondition.query(query)
+    return changed * root, shift * root**2
+
+
+def prepare_key(
+    kernel: Kernel, key: Tensor, scale: float | None, precondition: Precondition | None
+) -> tuple[Tensor, Tensor | None]:
+    """sqrt(scale) k, preconditioned where asked for, with the log-factor that this leaves out."""
+    key = kernel._widen(key)
+    root = math.sqrt(kernel.logit_scale(key.shape[-1], scale))
+    if precondition is None:
+        return key * root, None
+    changed, shift = precondition.key(key)
+    return changed * root, shift * root**2
+
+
+def balance(query_covariance: Tensor, key_covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """A and A^-T such that y A and x A^-T have one and the same, diagonal covariance."""
+    dim = query_covariance.shape[-1]
+    eye = torch.eye(dim, dtype=torch.float64, device=query_covariance.device)
+    query_cov, key_cov = (c.double() for c in (query_covariance, key_covariance))
+    query_cov, key_cov = (
+        c + 1e-6 * c.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(1e-12) * eye
+        for c in (query_cov, key_cov)
+    )
+    values, vectors = torch.linalg.eigh(query_cov)
+    root = vectors * values.sqrt().unsqueeze(-2) @ vectors.mT
+    inverse_root = vectors * values.rsqrt().unsqueeze(-2) @ vectors.mT
+    spectrum, basis = torch.linalg.eigh(root @ key_cov @ root)
+    quarter = spectrum.clamp_min(1e-30).pow(0.25).unsqueeze(-2)
+    key_map = root @ basis / quarter
+    query_map = inverse_root @ basis * quarter
+    return key_map.to(compute_dtype(query_covariance.dtype)), query_map.to(compute_dtype(query_covariance.dtype))
+
+
+def _rows(x: Tensor, heads: int) -> Tensor:
+    """(..., heads * g, tokens, dim) -> (heads, rows, dim), in float64."""
+    grouped = x.double().reshape(-1, heads, x.shape[-3] // heads, *x.shape[-2:]) if heads > 1 else x.double()[None, None]
+    return grouped.movedim(1, 0).reshape(heads, -1, x.shape[-1]).to(torch.float64)
+
+
+def _covariance(rows: Tensor) -> Tensor:
+    centred = rows - rows.mean(1, keepdim=True)
+    return (centred.mT @ centred / max(rows.shape[1], 1)).float()

@@ -1,0 +1,78 @@
+"""The sums themselves, for one stretch of tokens, in plain differentiable torch.
+
+Every key j carries a log-weight beta_j: what its features leave out, minus the logarithm of all decay up to j, -inf where
+it is masked. Weights are always formed as exp(beta_j - mu) with mu a maximum over keys that the query may see, so nothing
+overflows and nothing about later keys is ever touched. The scales are constants to autograd; beta is not. With decay beta is
+float64, because the logarithms of a long stretch add up; differences are taken before they are narrowed.
+
+Shapes: B batch, H kv heads, G query heads per kv head, T tokens of the stretch, C tokens of a chunk, n = T / C chunks,
+r features, M value dim. Values come with a column of ones, so that S and Z are one matrix (B, H, r, M + 1).
+"""
+
+import torch
+from torch import Tensor
+
+
+def absorb(features: Tensor, beta: Tensor | None, values: Tensor, sums: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds keys to the sums. features (B,H,T,r), beta (B,H,T), values (B,H,T,M+1), sums (B,H,r,M+1), scale (B,H)."""
+    if beta is None:
+        return sums * _zero_where_empty(scale).exp()[..., None, None] + features.mT @ values, torch.zeros_like(scale)
+    new_scale = torch.maximum(scale, beta.detach().amax(-1))
+    top = _zero_where_empty(new_scale)
+    weighted = features * (beta - top.unsqueeze(-1)).exp().to(features.dtype).unsqueeze(-1)
+    return sums * (scale - top).exp().to(sums.dtype)[..., None, None] + weighted.mT @ values, new_scale
+
+
+def causal(
+    query_features: Tensor, features: Tensor, beta: Tensor | None, values: Tensor, sums: Tensor, scale: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Numerators and denominators (B,H,G,T,M+1) of a causal stretch, and the sums and scale after it.
+
+    Inside a chunk masked products of queries with keys, from chunk to chunk the sums.
+    """
+    B, H, G, T, r = query_features.shape
+    n, C = T // chunk, chunk
+    fq = query_features.reshape(B, H, G, n, C, r).transpose(2, 3).reshape(B, H, n, G * C, r)
+    fk, v = features.reshape(B, H, n, C, r), values.reshape(B, H, n, C, -1)
+    scores = (fq @ fk.mT).reshape(B, H, n, G, C, C)
+    later = torch.ones(C, C, dtype=torch.bool, device=fq.device).triu(1)
+    if beta is None:
+        blocks = torch.cat([(sums * _zero_where_empty(scale).exp()[..., None, None]).unsqueeze(2), fk.mT @ v], 2)
+        prefix = blocks.cumsum(2)  # (B, H, n + 1, r, M + 1): the sums before each chunk, and after the last
+        within = scores.masked_fill(later, 0)
+        out = fq @ prefix[:, :, :-1] + within.reshape(B, H, n, G * C, C) @ v
+        new_scale = torch.zeros_like(scale)
+    else:
+        b = beta.reshape(B, H, n, C)
+        level = b.detach()
+        peak = level.amax(-1)  # (B, H, n)
+        block_scale = torch.cat([scale.unsqueeze(-1), peak], -1)  # (B, H, n + 1), incoming sums first
+        running = block_scale.cummax(-1).values
+        mix = (block_scale.unsqueeze(-2) - _zero_where_empty(running).unsqueeze(-1)).tril().exp().tril().to(fk.dtype)
+        weighted = fk * (b - _zero_where_empty(peak).unsqueeze(-1)).exp().to(fk.dtype).unsqueeze(-1)
+        blocks = torch.cat([sums.unsqueeze(2), weighted.mT @ v], 2)
+        prefix = (mix @ blocks.flatten(3)).reshape(blocks.shape)
+        row = torch.maximum(running[..., :-1, None], level.cummax(-1).values)  # (B, H, n, C): scale of each row
+        row = _zero_where_empty(row)
+        within = (b.unsqueeze(-2) - row.unsqueeze(-1)).masked_fill(later, -torch.inf).exp().to(fk.dtype)  # (B, H, n, C, C)
+        within = scores * within.unsqueeze(3)
+        before = (running[..., :-1, None] - row).exp().to(fk.dtype).repeat(1, 1, 1, G).unsqueeze(-1)
+        out = before * (fq @ prefix[:, :, :-1]) + within.reshape(B, H, n, G * C, C) @ v
+        new_scale = running[..., -1]
+    out = out.reshape(B, H, n, G, C, -1).transpose(2, 3).reshape(B, H, G, T, -1)
+    return out, prefix[:, :, -1], new_scale
+
+
+def divide(out: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits (..., M + 1) into numerator and denominator and divides; rows that cannot be divided become 0.
+
+    Returns the rows and where the guard acted.
+    """
+    numerator, denominator = out[..., :-1], out[..., -1:]
+    small = denominator.detach().abs() <= torch.finfo(out.dtype).tiny
+    return (numerator / denominator.masked_fill(small, 1)).masked_fill(small, 0), small.squeeze(-1)
+
+
+def _zero_where_empty(scale: Tensor) -> Tensor:
+    """A maximum over no visible key is -inf; 0 in its place keeps -inf - (-inf) from becoming NaN."""
+    return scale.masked_fill(scale == -torch.inf, 0)

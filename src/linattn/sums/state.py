@@ -1,0 +1,169 @@
+"""What is left of the tokens seen so far: tensors of constant size, which can be kept, forked, cut and saved."""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from . import _safetensors
+
+VERSION = 1
+Self = TypeVar("Self", bound="State")
+
+
+@dataclass
+class State:
+    """The memory of an attention call: pass it as `state=` to go on where that call ended.
+
+    Fields are tensors whose leading dimensions are the call's batch dimensions, or plain values.
+    """
+
+    kernel: str
+
+    form: ClassVar[str] = ""
+    batch_dims: ClassVar[dict[str, int]] = {}  # tensor field -> how many dimensions follow the batch dimensions
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in self.batch_dims}
+
+    def _replace(self: Self, change: Any) -> Self:
+        return dataclasses.replace(self, **{name: change(name, x) for name, x in self.tensors().items()})
+
+    def clone(self: Self) -> Self:
+        """An independent copy, to fork a prompt's state for many continuations."""
+        return self._replace(lambda _, x: x.clone())
+
+    def detach(self: Self) -> Self:
+        """The same numbers without their history of gradients."""
+        return self._replace(lambda _, x: x.detach())
+
+    def to(self: Self, *args: Any, **kwargs: Any) -> Self:
+        """Moves floating tensors as `Tensor.to` does; counts keep their type."""
+        dtype_free = {k: v for k, v in kwargs.items() if k != "dtype"}
+
+        def move(_: str, x: Tensor) -> Tensor:
+            if x.is_floating_point():
+                return x.to(*args, **kwargs)
+            return x.to(*[a for a in args if not isinstance(a, torch.dtype)], **dtype_free) if args or dtype_free else x
+
+        return self._replace(move)
+
+    def select(self: Self, batch_index: Any) -> Self:
+        """The states of the given batch entries, in that order, repeats allowed: what beam search needs."""
+
+        def pick(name: str, x: Tensor) -> Tensor:
+            batch = x.dim() - self.batch_dims[name]
+            if batch < 1:
+                raise ValueError("this state has no batch dimension to select from.")
+            index = torch.as_tensor(batch_index, device=x.device)
+            if index.dim() != 1 or index.dtype not in (torch.int64, torch.int32, torch.bool):
+                raise ValueError(f"select takes a 1-D tensor of indices, got {index.dtype} of {tuple(index.shape)}.")
+            if index.dtype != torch.bool and index.numel() and int(index.max()) >= x.shape[0]:
+                raise ValueError(f"select: index {int(index.max())} is outside a batch of {x.shape[0]}.")
+            return x[index]
+
+        return self._replace(pick)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a safetensors file, atomically."""
+        header = {"format": "linattn-state", "version": str(VERSION), "form": self.form, "kernel": self.kernel}
+        _safetensors.save(path, self.tensors(), header)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "State":
+        """Reads what `save` wrote. A file that is cut short, damaged or something else is a ValueError that says so."""
+        tensors, header = _safetensors.load(path)
+        if header.get("format") != "linattn-state":
+            raise ValueError(f"{os.fspath(path)} is a safetensors file, but not a linattn state.")
+        if header.get("version") != str(VERSION):
+            raise ValueError(
+                f"{os.fspath(path)} has state version {header.get('version')}; this linattn reads version {VERSION}."
+            )
+        forms = {cls.form: cls for cls in State.__subclasses__()}
+        cls = forms.get(header.get("form", ""))
+        if cls is None or set(tensors) != set(cls.batch_dims):
+            raise ValueError(f"{os.fspath(path)} holds no state of a known form (form={header.get('form')!r}).")
+        return cls(kernel=header["kernel"], **tensors)
+
+
+@dataclass
+class Sums(State):
+    """S and Z of a linear kernel, for each kv head; true sums are S exp(log_scale) and Z exp(log_scale).
+
+    Attributes:
+        S: (..., kv_heads, features, value_dim), sum of phi(k) v.
+        Z: (..., kv_heads, features), sum of phi(k).
+        log_scale: (..., kv_heads); -inf while no key was seen.
+        tokens: (..., kv_heads), keys seen, masked ones not counted.
+        guarded: (..., kv_heads), rows so far whose denominator was too small to divide by, and which got 0.
+    """
+
+    S: Tensor
+    Z: Tensor
+    log_scale: Tensor
+    tokens: Tensor
+    guarded: Tensor
+
+    form: ClassVar[str] = "sums"
+    batch_dims: ClassVar[dict[str, int]] = {"S": 3, "Z": 2, "log_scale": 1, "tokens": 1, "guarded": 1}
+
+    @staticmethod
+    def empty(
+        kernel: str,
+        batch: tuple[int, ...],
+        heads: int,
+        features: int,
+        value_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> "Sums":
+        shape = (*batch, heads)
+        return Sums(
+            kernel=kernel,
+            S=torch.zeros(*shape, features, value_dim, dtype=dtype, device=device),
+            Z=torch.zeros(*shape, features, dtype=dtype, device=device),
+            log_scale=torch.full(shape, -torch.inf, dtype=dtype, device=device),
+            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
+            guarded=torch.zeros(shape, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def feature_dim(self) -> int:
+        return self.S.shape[-2]
+
+    @property
+    def value_dim(self) -> int:
+        return self.S.shape[-1]
+
+
+@dataclass
+class Cache(State):
+    """Keys and values themselves: the state of exact softmax, which grows with every token.
+
+    Attributes:
+        key, value: (..., kv_heads, tokens, dim).
+        visible: (..., tokens), False where the key was masked.
+    """
+
+    key: Tensor
+    value: Tensor
+    visible: Tensor
+
+    form: ClassVar[str] = "cache"
+    batch_dims: ClassVar[dict[str, int]] = {"key": 3, "value": 3, "visible": 1}
+
+    def drop_last(self, tokens: int) -> "Cache":
+        """Without its last tokens."""
+        keep = self.key.shape[-2] - tokens
+        if tokens < 0 or keep < 0:
+            raise ValueError(f"cannot drop {tokens} of {self.key.shape[-2]} tokens.")
+        return dataclasses.replace(
+            self, key=self.key[..., :keep, :], value=self.value[..., :keep, :], visible=self.visible[..., :keep]
+        )
