@@ -4,14 +4,16 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-# Subcommand -> module with `add_arguments(parser)` and `run(args) -> int`; imported only when its command is used.
-COMMANDS = {
+# Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
+# its command is used. A table in place of a module makes a command with commands of its own.
+LABS: dict[str, tuple[Any, str]] = {}
+COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
     "compare": ("linattn.cli.compare", "time, memory and error of kernels beside softmax, on this machine"),
-    "lab": ("linattn.cli.lab", "the companion systems"),
+    "lab": (LABS, "the companion systems"),
 }
-LABS: dict[str, tuple[str, str]] = {}  # the same for `linattn lab NAME`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,24 +22,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="linattn", description="Attention in linear time: see what it costs and what it gives, on this machine."
     )
-    add_commands(parser, COMMANDS, words[:1])
+    _add_commands(parser, COMMANDS, words)
     args = parser.parse_args(words)
     try:
         return int(args.run(args) or 0)
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
 
 
-def add_commands(
-    parser: argparse.ArgumentParser, commands: dict[str, tuple[str, str]], wanted: Sequence[str]
+def _add_commands(
+    parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]
 ) -> None:
-    """A subparser for each command, filled in only for the one that is wanted, so that --help stays quick."""
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module, summary) in commands.items():
+    """A subparser for each command, filled in only for the one that `words` ask for, so that --help stays quick."""
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (part, summary) in commands.items():
         sub = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name in wanted:
-            part = importlib.import_module(module)
-            part.add_arguments(sub)
-            sub.set_defaults(run=part.run)
+        if name not in words[:1]:
+            continue
+        if isinstance(part, dict):
+            _add_commands(sub, part, words[1:])
+        else:
+            module = importlib.import_module(part)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
