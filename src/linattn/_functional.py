@@ -134,6 +134,7 @@ def attention(
             out, new_state = call.exact(query, key, value, state, is_causal)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
+    _checks.check_finite(out, new_state, query, key, value)
 
     if packing is not None:
         out = packing[0].unpad(out, entries, token_dim=2)

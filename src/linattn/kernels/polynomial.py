@@ -31,6 +31,7 @@ class Polynomial(Kernel):
     """
 
     any_dim = True
+    only_parameters = True
 
     def __init__(
         self,

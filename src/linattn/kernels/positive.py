@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from . import _projection
+from ._projection import draw
 from .base import Kernel, softmax_similarity
 from .precondition import Precondition, prepare_key, prepare_query
 
@@ -31,6 +31,7 @@ class Positive(Kernel):
     """
 
     stands_for_softmax = True
+    only_parameters = True
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class Positive(Kernel):
         self.mean_square = mean_square
         self.exponent = optimal_exponent(dim, mean_square or 2 * math.sqrt(dim)) if optimal else 0.0  # A
         self.precondition = precondition
-        draw = _projection.orthogonal if orthogonal else _projection.gaussian
-        self.register_buffer("projection", draw(features // 2 if hyperbolic else features, dim, seed).float())
+        rows = features // 2 if hyperbolic else features
+        self.register_buffer("projection", draw(rows, dim, seed, orthogonal))
         self.projection: Tensor  # (r, dim), or (r / 2, dim) for pairs
 
     def features_for(self, dim: int) -> int:

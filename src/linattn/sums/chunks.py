@@ -60,7 +60,7 @@ def causal(
         out = before * (fq @ prefix[:, :, :-1]) + within.reshape(B, H, n, G * C, C) @ v
         new_scale = running[..., -1]
     out = out.reshape(B, H, n, G, C, -1).transpose(2, 3).reshape(B, H, G, T, -1)
-    return out, prefix[:, :, -1], new_scale
+    return out, prefix[:, :, -1].clone(), new_scale  # a view would keep every prefix alive
 
 
 def divide(out: Tensor) -> tuple[Tensor, Tensor]:
