@@ -129,7 +129,7 @@ def attention(
 
     autocast = torch.is_autocast_enabled(query.device.type)
     with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
-        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, engines.choose(engine))
+        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, engines.choose(engine, kernel, query, key, value))
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
         else:
