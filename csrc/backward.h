@@ -137,7 +137,7 @@ void key_grads(const Call& c, int64_t head, int64_t t, const Keys& k, Sums grads
   o[0] = {k.v.at, k.v.ld, 1, grads.S, ld, M};
   for (int i = 0; i < count; ++i) o[i + 1] = extra[count + i];
   product(k.n, full, o, count + 1, GradRows{s.grad, k.phi, ld, nullptr, grads.Z, s.log_sums, c.map == MAP_EXP});
-  for (int64_t i = 0; i < k.n; ++i) s.log_grad[i] = sum(load(s.log_sums + i * VL));
+  reduce_rows<false>(s.log_sums, k.n, s.log_grad);
   if (c.grad_log) memcpy(c.grad_log + head * c.keys + t, s.log_grad, size_t(k.n) * 4);
   features_backward(c, k.x, k.n, k.offset, k.phi, s.grad, s.log_grad, c.grad_key + (head * c.keys + t) * c.dim, s.work);
 }
@@ -177,8 +177,7 @@ void read_backward(const Call& c, int64_t head, int64_t begin, int64_t end, floa
   for (int64_t row = begin; row < end;) {
     const int64_t group = row / c.queries, t = row % c.queries, m = imin(n, imin(end - row, c.queries - t));
     const int64_t at = (b * c.heads + first + group) * c.queries + t;
-    const Rows x = take_queries(c, b, first + group, t, m, phi, queries);
-    for (int64_t i = 0; i < m; ++i) den[i] = dot(phi + i * ld, sums.Z, r);
+    const Rows x = take_queries(c, b, first + group, t, m, queries, phi, sums.Z, den);
     int32_t flags = OK;
     invert(den, m, 0, flags);
     output_grads(c, c.grad_out + at * M, c.out + at * M, den, m, g, h);

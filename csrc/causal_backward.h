@@ -63,10 +63,10 @@ int64_t sweep_forward(const Call& c, int64_t head, int64_t begin, int64_t end, S
       const int64_t row = group * c.segment + local, at = (b * c.heads + first + group) * c.queries + t;
       float *phi = s.phi_q + row * ld, *g = s.g + row * lm, *h = s.h + row;
       float *scores = s.scores + row * LD_SCORES, *pairs = s.pairs + row * LD_SCORES;
-      const Rows x = take_queries(c, b, first + group, t, k.n, phi, w.queries);
+      const Rows x = take_queries(c, b, first + group, t, k.n, w.queries, phi, sums.Z, w.den);
       const Operand meet{phi, ld, 1, w.phi_t, BLOCK, r};
       product(k.n, columns, &meet, 1, Lower{scores, nullptr, w.total}, true);
-      for (int64_t i = 0; i < k.n; ++i) w.den[i] = sum(load(w.total + i * VL)) + dot(phi + i * ld, sums.Z, r);
+      add_totals(w.total, k.n, w.den);
       int32_t flags = OK;
       invert(w.den, k.n, 0, flags);
       output_grads(c, c.grad_out + at * M, c.out + at * M, w.den, k.n, g, h);

@@ -39,19 +39,24 @@ INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
   return s;
 }
 
-Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, float* phi, const QuerySpace& s) {
+// dots[i] = phi_i . z.
+Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, const QuerySpace& s, float* phi,
+                  const float* z, float* dots) {
   const Rows x = rows(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], c.dim, n, nullptr, false, s.x);
   const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
-  for (int64_t i = 0; i < n; ++i) {
-    s.offset[i] = spread == 0 ? 0 : spread * __builtin_sqrtf(square_sum(x.at + i * x.ld, c.dim));
+  if (spread == 0) {
+    memset(s.offset, 0, size_t(n) * 4);
+  } else {
+    square_sums(x, n, c.dim, s.offset);
+    for (int64_t i = 0; i < n; ++i) s.offset[i] = spread * __builtin_sqrtf(s.offset[i]);
   }
-  features(c, x, n, s.offset, phi, s.tops, s.work);
+  features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
   if (c.map != MAP_EXP) return x;
   bool fits = true;
   for (int64_t i = 0; i < n; ++i) fits &= s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST;
   if (!fits) {  // the guess from the norm was poor: take the largest exponent itself
     for (int64_t i = 0; i < n; ++i) s.offset[i] = finite(s.tops[i]) ? s.offset[i] - s.tops[i] : s.offset[i];
-    features(c, x, n, s.offset, phi, s.tops, s.work);
+    features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
   }
   return x;
 }
@@ -75,6 +80,12 @@ struct Lower {
     if (total) store(total + i * VL, j ? load(total + i * VL) + row : row);
   }
 };
+
+void add_totals(const float* total, int64_t n, float* den) {
+  float sums[BLOCK];
+  reduce_rows<false>(total, n, sums);
+  for (int64_t i = 0; i < n; ++i) den[i] += sums[i];
+}
 
 // Numerators times 1 / denominator.
 struct Divide {
@@ -137,8 +148,7 @@ int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, const floa
   int32_t flags = OK;
   for (int64_t row = begin; row < end;) {
     const int64_t g = row / c.queries, t = row % c.queries, m = imin(n, imin(end - row, c.queries - t));
-    take_queries(c, b, first + g, t, m, phi, queries);
-    for (int64_t i = 0; i < m; ++i) den[i] = dot(phi + i * ld, sums.Z, c.features);
+    take_queries(c, b, first + g, t, m, queries, phi, sums.Z, den);
     *guarded += invert(den, m, 0, flags);
     const Operand o{phi, ld, 1, sums.S, wide(M), c.features};
     write_rows(c, m, &o, 1, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill);
@@ -190,12 +200,10 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
       const int64_t columns = round_up(k.n, VL);
       transpose(k.phi, ld, k.n, r, phi_t, BLOCK);
       for (int64_t g = 0; g < groups; ++g) {
-        take_queries(c, b, first + g, t, k.n, phi_q, queries);
+        take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den);
         const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};
         product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, true);
-        for (int64_t i = 0; i < k.n; ++i) {
-          den[i] = sum(load(total + i * VL)) + (empty ? 0 : dot(phi_q + i * ld, sums.Z, r));
-        }
+        add_totals(total, k.n, den);
         *guarded += invert(den, k.n, seen ? 0 : visible_from, flags);
         const Operand parts[2] = {{scores, LD_SCORES, 1, k.v.at, k.v.ld, k.n, UP_TO_ROW},
                                   {phi_q, ld, 1, sums.S, wide(M), r}};

@@ -51,28 +51,33 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   k.offset = space.offset;
   k.lowered = 1;
 
-  double decayed = 0;
-  int64_t first = n;  // the first visible row
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = head * c.keys + t + i;
-    if (cut && c.log_decay) decayed += LOG2E * c.log_decay[at];
-    double w = -decayed;
-    if (c.square != 0) w += c.square * square_sum(k.x.at + i * k.x.ld, c.dim);
-    w += c.constant;
-    if (c.log_weight) w += LOG2E * c.log_weight[at];
-    space.weight[i] = w;
-    if (first == n && (!mask || mask[i]) && w > EMPTY) first = i;
+  const int64_t at = head * c.keys + t;
+  if (c.square != 0) {
+    square_sums(k.x, n, c.dim, space.tops);
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant + c.square * space.tops[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant;
   }
+  if (c.log_weight) {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] += LOG2E * c.log_weight[at + i];
+  }
+  if (cut && c.log_decay) {
+    double decayed = 0;
+    for (int64_t i = 0; i < n; ++i) space.weight[i] -= decayed += LOG2E * c.log_decay[at + i];
+  }
+  if (mask) {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = mask[i] ? space.weight[i] : EMPTY;
+  }
+  int64_t first = 0;  // visible row
+  while (first < n && !(space.weight[first] > EMPTY)) ++first;
   k.any = first < n;
   bool fresh = *sums.level == EMPTY && k.any;
   if (fresh) *sums.level = __builtin_ceil(space.weight[first]);
   const double level = *sums.level;
   double raised = 0;
   for (int attempt = 0; attempt < 4; ++attempt) {
-    for (int64_t i = 0; i < n; ++i) {
-      const bool hidden = !k.any || (mask && !mask[i]) || !(space.weight[i] > EMPTY);
-      k.offset[i] = hidden ? HIDDEN : float(space.weight[i] - level - raised);
-    }
+    const double above = k.any ? level + raised : 0;
+    for (int64_t i = 0; i < n; ++i) k.offset[i] = fmax2(float(space.weight[i] - above), HIDDEN);
     features(c, k.x, n, k.offset, k.phi, space.tops, space.work);
     if (!c.scaled || !k.any) break;
     int64_t high = n;
@@ -100,7 +105,7 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   k.n = n;
   k.log2_decay = 0;
   if (cut && c.log_decay) {
-    for (int64_t i = 0; i < n; ++i) k.log2_decay += LOG2E * c.log_decay[head * c.keys + t + i];
+    for (int64_t i = 0; i < n; ++i) k.log2_decay += LOG2E * c.log_decay[at + i];
   }
   return k;
 }

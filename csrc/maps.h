@@ -7,27 +7,46 @@ namespace {
 
 constexpr float HIDDEN = -1e30f;  // the offset of a masked key: 2^HIDDEN = 0
 
+// Reads whole vectors: both must be padded with 0.
+float dot(const float* a, const float* b, int64_t n) {
+  n = round_up(n, VL);
+  vec s = {}, t = {};
+  int64_t i = 0;
+  for (; i + 2 * VL <= n; i += 2 * VL) {
+    s += load(a + i) * load(b + i);
+    t += load(a + i + VL) * load(b + i + VL);
+  }
+  if (i < n) s += load(a + i) * load(b + i);
+  return sum(s + t);
+}
+
 INLINE int64_t projected(const Call& c) { return c.map == MAP_TRIG ? c.features / 2 : c.features; }
 
 // Floats of work space that `features` and `features_backward` need for n rows.
-INLINE int64_t map_work(const Call& c, int64_t n) { return n * (imax(lead(projected(c)), VL) + VL) + 2 * lead(c.dim); }
+INLINE int64_t map_work(const Call& c, int64_t n) { return n * (lead(projected(c)) + 2 * VL) + 2 * lead(c.dim); }
 
 // Exponents come out of the product, go through 2^x in registers, and leave their largest of each row behind.
+template <bool Z>
 struct ExpRows {
   float* phi;
   int64_t ld;
   const float *offset, *bias;
-  float* tops;  // (n, VL)
+  float* tops;     // (n, VL)
+  const float* z;  // for queries: each row's product with z
+  float* dots;     // (n, VL)
   INLINE vec start(int64_t i, int64_t j) const { return splat(offset[i]) + load(bias + j); }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-    vec m = j ? load(tops + i * VL) : acc[0];
+    vec m = j ? load(tops + i * VL) : acc[0], dot = vec{};
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w) {
       m = vmax(m, acc[w]);
-      store(phi + i * ld + j + w * VL, exp2v(acc[w]));
+      const vec feature = exp2v(acc[w]);
+      if (Z) dot += feature * load(z + j + w * VL);
+      store(phi + i * ld + j + w * VL, feature);
     }
     store(tops + i * VL, m);
+    if (Z) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
   }
 };
 
@@ -48,18 +67,6 @@ INLINE void sincos(vec x, vec& s, vec& c) {
   c = ((n + 1) & 2) != 0 ? -b : b;
 }
 
-INLINE vec load_some(const float* p, int64_t n) {
-  if (n >= VL) return load(p);
-  vec x = {};
-  memcpy(&x, p, size_t(n) * 4);
-  return x;
-}
-
-INLINE void store_some(float* p, vec x, int64_t n) {
-  if (n >= VL) return store(p, x);
-  memcpy(p, &x, size_t(n) * 4);
-}
-
 void quadratic_row(const Call& c, const float* x, float weight, float* phi, float* padded) {
   const int64_t D = c.dim;
   for (int64_t d = 0; d < D; ++d) padded[d] = c.root * x[d];
@@ -78,12 +85,19 @@ void quadratic_row(const Call& c, const float* x, float weight, float* phi, floa
 }
 
 // tops[i]: the log2 of the largest feature of row i, where the map is exponential; else offset[i].
-void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work) {
+// With z, dots[i] = phi_i . z.
+void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work,
+              const float* z = nullptr, float* dots = nullptr) {
   const int64_t r = c.features, ld = lead(r), full = round_up(r, 16);
   if (c.map == MAP_EXP) {
     const Operand o{x.at, x.ld, 1, c.weight_t, ld, c.dim};
-    product(n, full, &o, 1, ExpRows{phi, ld, offset, c.bias, work});
-    for (int64_t i = 0; i < n; ++i) tops[i] = top(load(work + i * VL));
+    if (z) {
+      product(n, full, &o, 1, ExpRows<true>{phi, ld, offset, c.bias, work, z, work + n * VL});
+      reduce_rows<false>(work + n * VL, n, dots);
+    } else {
+      product(n, full, &o, 1, ExpRows<false>{phi, ld, offset, c.bias, work, nullptr, nullptr});
+    }
+    reduce_rows<true>(work, n, tops);
     return;
   }
   for (int64_t i = 0; i < n; ++i) tops[i] = offset[i];
@@ -116,6 +130,7 @@ void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi,
   }
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t d = r; d < full; ++d) phi[i * ld + d] = 0;
+    if (z) dots[i] = dot(phi + i * ld, z, r);
   }
 }
 

@@ -64,6 +64,82 @@ INLINE float top(vec x) {
 #endif
 }
 
+INLINE vec load_some(const float* p, int64_t n) {
+  if (n >= VL) return load(p);
+  vec x = {};
+  memcpy(&x, p, size_t(n) * 4);
+  return x;
+}
+
+INLINE void store_some(float* p, vec x, int64_t n) {
+  if (n >= VL) return store(p, x);
+  memcpy(p, &x, size_t(n) * 4);
+}
+
+// Lanes of a and b such that low and high lanes of each pair, `half` apart, come to lie above each other.
+template <int half>
+INLINE void interleave(vec a, vec b, vec& low, vec& high) {
+  ivec first, second;
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i) {
+    first[i] = i & half ? VL + i - half : i;
+    second[i] = i & half ? VL + i : i + half;
+  }
+  low = __builtin_shuffle(a, b, first);
+  high = __builtin_shuffle(a, b, second);
+}
+
+template <int half>
+INLINE void transpose_step(vec (&x)[VL]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i) {
+    if (!(i & half)) interleave<half>(x[i], x[i + half], x[i], x[i + half]);
+  }
+}
+
+// VL x VL numbers, rows becoming columns.
+INLINE void transpose_tile(vec (&x)[VL]) {
+  transpose_step<1>(x);
+  transpose_step<2>(x);
+  if constexpr (VL > 4) transpose_step<4>(x);
+  if constexpr (VL > 8) transpose_step<8>(x);
+}
+
+template <bool MAX, int half>
+INLINE void reduce_step(vec (&x)[VL]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < VL / 2 / half; ++i) {
+    vec low, high;
+    interleave<half>(x[2 * i], x[2 * i + 1], low, high);
+    x[i] = MAX ? vmax(low, high) : low + high;
+  }
+}
+
+// The sum, or the largest, of each of VL vectors.
+template <bool MAX>
+INLINE vec reduce(vec (&x)[VL]) {
+  reduce_step<MAX, 1>(x);
+  reduce_step<MAX, 2>(x);
+  if constexpr (VL > 4) reduce_step<MAX, 4>(x);
+  if constexpr (VL > 8) reduce_step<MAX, 8>(x);
+  return x[0];
+}
+
+// The same for n vectors that lie one after the other.
+template <bool MAX>
+void reduce_rows(const float* vectors, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += VL) {
+    vec x[VL];
+    if (i + VL <= n) {
+#pragma GCC unroll 16
+      for (int k = 0; k < VL; ++k) x[k] = load(vectors + (i + k) * VL);
+    } else {
+      for (int k = 0; k < VL; ++k) x[k] = load(vectors + imin(i + k, n - 1) * VL);
+    }
+    store_some(to + i, reduce<MAX>(x), n - i);
+  }
+}
+
 // 2^x to 2e-7, 0 below 2^-126. The polynomial is the minimax one of 2^f on [0, 1).
 INLINE vec exp2v(vec x) {
 #if defined(__AVX512F__)

@@ -34,9 +34,10 @@ INLINE void step_columns(const Call& c, int64_t j, const float* S, float* S_new,
 int32_t step(const Call& c, int64_t head) {
   const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
   const int64_t r = c.features, ld = lead(r), M = c.value_dim;
-  float* space = scratch(2 * ld + key_floats(c, 1) + query_floats(c, 1) + 256);
+  float* space = scratch(3 * ld + key_floats(c, 1) + query_floats(c, 1) + 256);
   float* phi_k = take(space, ld);
   float* phi_q = take(space, ld);
+  float* z = take(space, ld);
   const KeySpace keys = key_space(c, 1, take(space, key_floats(c, 1)), phi_k);
   const QuerySpace queries = query_space(c, 1, space);
   const double before = read_level(c.scale[head]);
@@ -45,15 +46,15 @@ int32_t step(const Call& c, int64_t head) {
   const float factor = before == EMPTY ? 0 : k.lowered * (c.scaled ? 1 : exp2s(float(before)));
   const float *Z = c.Z + head * r, *S = c.S + head * r * M;
   float *Z_new = c.Z_new + head * r, *S_new = c.S_new + head * r * M;
-  for (int64_t i = 0; i < r; ++i) Z_new[i] = Z[i] * factor + phi_k[i];
+  for (int64_t i = 0; i < r; ++i) z[i] = Z_new[i] = Z[i] * factor + phi_k[i];
+  memset(z + r, 0, size_t(ld - r) * 4);
   c.scale_new[head] = write_level(c.scaled ? level + k.log2_decay : 0);
   c.tokens_new[head] = c.tokens[head] + k.any;
   c.guarded_new[head] = c.guarded[head];
   int32_t flags = OK;
   for (int64_t g = 0; g < groups; ++g) {
-    take_queries(c, b, first + g, 0, 1, phi_q, queries);
-    float den = 0;
-    for (int64_t i = 0; i < r; ++i) den += phi_q[i] * Z_new[i];
+    float den;
+    take_queries(c, b, first + g, 0, 1, queries, phi_q, z, &den);
     c.guarded_new[head] += invert(&den, 1, c.tokens_new[head] ? 0 : 1, flags);
     float* out = c.out + (b * c.heads + first + g) * M;
     int64_t j = 0;

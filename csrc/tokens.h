@@ -64,33 +64,18 @@ const void* token(const Call& c, const void* base, const int64_t* stride, int64_
   return static_cast<const char*>(base) + at * (c.dtype == FLOAT32 ? 4 : 2);
 }
 
-float square_sum(const float* x, int64_t n) {
-  vec s = {};
-  int64_t d = 0;
-  for (; d + VL <= n; d += VL) s += load(x + d) * load(x + d);
-  float total = sum(s);
-  for (; d < n; ++d) total += x[d] * x[d];
-  return total;
-}
-
-// VL x VL numbers, rows becoming columns.
-INLINE void transpose_tile(vec (&x)[VL]) {
-#pragma GCC unroll 4
-  for (int half = 1; half < VL; half *= 2) {
-    ivec low, high;
-#pragma GCC unroll 16
-    for (int i = 0; i < VL; ++i) {
-      const bool second = i & half;
-      low[i] = second ? VL + i - half : i;
-      high[i] = second ? VL + i : i + half;
+// |x|^2 of n rows.
+void square_sums(Rows x, int64_t n, int64_t dim, float* to) {
+  for (int64_t i = 0; i < n; i += VL) {
+    vec s[VL];
+    for (int k = 0; k < VL; ++k) {
+      s[k] = vec{};
+      const float* row = x.at + imin(i + k, n - 1) * x.ld;
+      int64_t d = 0;
+      for (; d + VL <= dim; d += VL) s[k] += load(row + d) * load(row + d);
+      if (d < dim) s[k] += load_some(row + d, dim - d) * load_some(row + d, dim - d);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < VL; ++i) {
-      if (i & half) continue;
-      const vec a = x[i], b = x[i + half];
-      x[i] = __builtin_shuffle(a, b, low);
-      x[i + half] = __builtin_shuffle(a, b, high);
-    }
+    store_some(to + i, reduce<false>(s), n - i);
   }
 }
 
@@ -99,8 +84,12 @@ void transpose(const float* from, int64_t ld_from, int64_t n, int64_t m, float* 
   for (int64_t i = 0; i < n; i += VL) {
     for (int64_t j = 0; j < m; j += VL) {
       vec x[VL];
+      if (i + VL <= n) {
 #pragma GCC unroll 16
-      for (int k = 0; k < VL; ++k) x[k] = i + k < n ? load(from + (i + k) * ld_from + j) : vec{};
+        for (int k = 0; k < VL; ++k) x[k] = load(from + (i + k) * ld_from + j);
+      } else {
+        for (int k = 0; k < VL; ++k) x[k] = i + k < n ? load(from + (i + k) * ld_from + j) : vec{};
+      }
       transpose_tile(x);
 #pragma GCC unroll 16
       for (int k = 0; k < VL; ++k) store(to + (j + k) * ld_to + i, x[k]);

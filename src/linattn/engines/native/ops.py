@@ -91,7 +91,11 @@ def _absorb_grads(ctx: Any, grad_S: Tensor, grad_Z: Tensor, _scale: Any, _tokens
     factor = _incoming_factor(scale, ctx.ints[2], scale_new)
     grad_log = None if log_weight is None else grad_log.to(log_weight.dtype)
     grad_sums = grad_S * factor[..., None, None], grad_Z * factor[..., None]
-    return grad_key.to(key.dtype), grad_value.to(value.dtype), *grad_sums, None, None, None, grad_log, None, None, None
+    return grad_key.to(key.dtype), grad_value.to(value.dtype), *grad_sums, None, None, None, grad_log, *_no_grads(weights)
+
+
+def _no_grads(weights: list[Tensor]) -> tuple[list[None], None, None]:
+    return [None] * len(weights), None, None
 
 
 def _incoming_factor(scale: Tensor, scaled: int, scale_new: Tensor | None = None) -> Tensor:
@@ -111,7 +115,7 @@ def _read_context(ctx: Any, inputs: Any, output: Any) -> None:
 def _read_grads(ctx: Any, grad_out: Tensor, _guarded: Any) -> Any:
     query, S, Z, out, *weights = ctx.saved_tensors
     grad_query, grad_S, grad_Z = read_backward(query, S, Z, out, grad_out, weights, ctx.ints, ctx.floats)
-    return grad_query.to(query.dtype), grad_S, grad_Z, None, None, None, None, None, None
+    return grad_query.to(query.dtype), grad_S, grad_Z, None, None, None, *_no_grads(weights)
 
 
 def _causal_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -142,7 +146,8 @@ def _causal_grads(ctx: Any, grad_out: Tensor, grad_S: Tensor, grad_Z: Tensor, *_
         *(None, None, None, None),
         None if decay is None or grad_decay is None else grad_decay.to(decay.dtype),
         None if log_weight is None else grad_log.to(log_weight.dtype),
-        *(None, None, None, None),
+        *_no_grads(weights),
+        None,
     )
 
 
