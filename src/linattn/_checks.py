@@ -43,9 +43,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if query.shape[-1] == 0:
         raise ValueError(f"query and key must have at least one coordinate, got {shapes}.")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}."
-        )
+        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}.")
     if query.dim() == 2:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]
@@ -141,7 +139,9 @@ def check_finite(out: Tensor, state: State, query: Tensor, key: Tensor, value: T
     named = {"query": query, "key": key, "value": value}
     guilty = [name for name, x in named.items() if not bool(torch.isfinite(x).all())]
     if guilty:
-        raise ValueError(f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: attention would spread them.")
+        raise ValueError(
+            f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: attention would spread them."
+        )
     raise ValueError(
         f"the sums left the range of {out.dtype}: the features of this kernel grow too large for these inputs. "
         "Scale them down, or pass float64."

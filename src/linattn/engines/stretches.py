@@ -128,9 +128,7 @@ class _Sweep(torch.autograd.Function):
         for i in reversed(range(len(ctx.lengths))):
             start, length = starts[i], ctx.lengths[i]
             with torch.enable_grad():
-                cut = [
-                    _narrow(x, start, length).detach().requires_grad_(want) for x, want in zip(inputs, wanted)
-                ]
+                cut = [_narrow(x, start, length).detach().requires_grad_(want) for x, want in zip(inputs, wanted)]
                 sums = kept[i].detach().requires_grad_()
                 filled = iter(cut)
                 pieces = [next(filled) if present else None for present in ctx.present]
@@ -143,7 +141,7 @@ class _Sweep(torch.autograd.Function):
                 outputs, grad_outputs = [*outputs, new_sums], [*grad_outputs, grad_sums]
             sources = [x for x in (*cut, sums, *parameters) if x.requires_grad]
             found = iter(torch.autograd.grad(outputs, sources, grad_outputs, allow_unused=True))
-            for x, grad in zip(cut, grads):
+            for grad in grads:
                 if grad is not None:
                     piece_grad = next(found)
                     target = _narrow(grad, start, length)

@@ -126,7 +126,9 @@ def _decayed(sums: Tensor, level: Tensor, log_decay: Tensor | None) -> tuple[Ten
     if log_decay is None:
         return sums, level
     total = log_decay.sum(-1)
-    return sums * (total - total.detach()).exp().to(sums.dtype)[..., None, None], (level + total.detach()).to(sums.dtype)
+    return sums * (total - total.detach()).exp().to(sums.dtype)[..., None, None], (level + total.detach()).to(
+        sums.dtype
+    )
 
 
 def _join(state: Sums) -> Tensor:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def _table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
         indices = torch.tensor(list(combinations_with_replacement(range(dim), degree)), dtype=torch.long).T
     weights = torch.full((indices.shape[1],), float(math.factorial(degree)), dtype=torch.float64)
     run = torch.ones_like(weights)
-    for previous, current in zip(indices[:-1], indices[1:]):
+    for previous, current in pairwise(indices):
         run = torch.where(previous == current, run + 1, 1.0)
         weights = weights / run  # divides by the factorial of each run of equal factors
     return indices, weights.sqrt()

@@ -54,6 +54,10 @@ class Kernel(nn.Module):
         """How many features a token of this dim gets."""
         raise NotImplementedError
 
+    def projection_flops(self, dim: int) -> int:
+        """FLOPs of the matrix products that make the features of one token."""
+        return 0
+
     # What the sums use ---------------------------------------------------------------------------------------------
 
     def scaled_query_features(self, query: Tensor, *, scale: float | None = None) -> tuple[Tensor, Tensor | None]:

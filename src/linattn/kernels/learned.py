@@ -53,6 +53,9 @@ class Learned(Kernel):
     def features_for(self, dim: int) -> int:
         return 2 * self.features
 
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.features
+
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
         return self._map(query, self.query_map, scale)
 

@@ -85,4 +85,6 @@ class Polynomial(Kernel):
 
     def extra_repr(self) -> str:
         text = f"degree={self.degree}, offset={self.offset:g}"
-        return text if self.sketch is None else f"{text}, sketch={self.sketch.features}, dim={self.dim}, seed={self.seed}"
+        return (
+            text if self.sketch is None else f"{text}, sketch={self.sketch.features}, dim={self.dim}, seed={self.seed}"
+        )

@@ -64,6 +64,9 @@ class Positive(Kernel):
     def features_for(self, dim: int) -> int:
         return self.features
 
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.projection.shape[0]
+
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
         return softmax_similarity(self, query, key, scale)
 
@@ -84,7 +87,7 @@ class Positive(Kernel):
             square = projection.square().sum(-1)
             logits = logits + self.exponent * (torch.cat([square, square]) if self.hyperbolic else square)
         top = logits.detach().amax(-1, keepdim=True)
-        constant = self.dim / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
+        constant = x.shape[-1] / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
         weight = top.squeeze(-1) - x.square().sum(-1) / 2 + constant
         return (logits - top).exp(), weight if log_weight is None else weight + log_weight
 

@@ -81,6 +81,9 @@ class Trig(Kernel):
     def features_for(self, dim: int) -> int:
         return 2 * self.features
 
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.features
+
     @property
     def temperature(self) -> Tensor:
         return self.log_temperature.exp()

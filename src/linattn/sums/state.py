@@ -153,7 +153,9 @@ class Sums(State):
         recover, and an error says so: keep a clone() from before them instead.
         """
         if kernel.signature(scale) != self.kernel:
-            raise ValueError(f"this state was made by {self.kernel}; {kernel.signature(scale)} cannot take tokens out of it.")
+            raise ValueError(
+                f"this state was made by {self.kernel}; {kernel.signature(scale)} cannot take tokens out of it."
+            )
         if key_mask is not None:
             hidden = ~key_mask[..., None, :, None]
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
@@ -169,7 +171,7 @@ class Sums(State):
         weighted = features * (level - self.log_scale.unsqueeze(-1)).exp().to(features.dtype).unsqueeze(-1)
         taken = weighted.sum(-2)
         Z = self.Z - taken
-        if kernel.positive and bool((Z < -1e-3 * self.Z.abs().amax(-1, keepdim=True)).any()):
+        if kernel.positive and bool((-1e-3 * self.Z.abs().amax(-1, keepdim=True) > Z).any()):
             raise ValueError("these tokens are not the last ones of this state: more would be taken out than it holds.")
         lost = (Z.abs().sum(-1) < 1e-4 * self.Z.abs().sum(-1)) & (self.tokens > _visible(key, key_mask))
         if bool(lost.any()):
