@@ -54,7 +54,7 @@ void run(int64_t count, int64_t threads, const Work& work) {
     int64_t count;
     std::atomic<int64_t> next{0};
   } shared{work, count};
-  loop(0, threads < count ? threads : count, 1,
+  const int32_t failed = loop(0, threads < count ? threads : count, 1,
        [](int64_t begin, int64_t end, void* context) {
          Shared& s = *static_cast<Shared*>(context);
          for (int64_t worker = begin; worker < end; ++worker) {
@@ -62,6 +62,7 @@ void run(int64_t count, int64_t threads, const Work& work) {
          }
        },
        &shared);
+  if (failed) throw std::bad_alloc();  // the only thing that work throws
 }
 
 // How many stretches each head's tokens are cut into, so that every thread has work; a stretch is a multiple of `unit`.
@@ -153,15 +154,20 @@ int32_t read(const Call& c) {
   return flags;
 }
 
+int32_t step(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, work = c.features * c.value_dim * heads;
+  std::atomic<int32_t> flags{OK};
+  // Waking threads takes longer than a small step.
+  run(heads, work > 200000 ? c.threads : 1, [&](int64_t head) { flags |= p.step(c, head); });
+  return flags;
+}
+
 int32_t causal(const Call& c) {
   const Pieces& p = pieces();
   const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 512;
   std::atomic<int32_t> flags{OK};
-  if (c.keys == 1 && !c.marks) {
-    const int64_t work = c.features * c.value_dim * heads;  // threads take longer to wake than a small step takes
-    run(heads, work > 200000 ? c.threads : 1, [&](int64_t head) { flags |= p.step(c, head); });
-    return flags;
-  }
+  if (c.keys == 1 && !c.marks) return step(c);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
   std::vector<int64_t> small(size_t(heads * parts)), seen(size_t(heads * parts));
@@ -302,3 +308,16 @@ EXPORT int32_t linattn_causal(const Call* c) { return guarded_call([&] { return 
 EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call([&] { return absorb_backward(*c); }); }
 EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call([&] { return read_backward(*c); }); }
 EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call([&] { return causal_backward(*c); }); }
+
+// One token, with everything that stays the same from step to step in `fixed`: the least a caller can hand over.
+EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* key, const void* value, const float* S,
+                            const float* Z, const float* scale, const int64_t* tokens, const int64_t* guarded,
+                            float* S_new, float* Z_new, float* scale_new, int64_t* tokens_new, int64_t* guarded_new,
+                            float* out) {
+  Call c = *fixed;
+  c.query = query, c.key = key, c.value = value;
+  c.S = S, c.Z = Z, c.scale = scale, c.tokens = tokens, c.guarded = guarded;
+  c.S_new = S_new, c.Z_new = Z_new, c.scale_new = scale_new, c.tokens_new = tokens_new, c.guarded_new = guarded_new;
+  c.out = out;
+  return guarded_call([&] { return step(c); });
+}

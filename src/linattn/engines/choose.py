@@ -2,9 +2,11 @@
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from ..kernels.base import Kernel
+from ..sums.state import State, Sums
 from . import native, torch_engine
 
 NAMES = ("auto", "torch", "native")
@@ -22,6 +24,15 @@ def choose(engine: str, kernel: Kernel, query: Tensor, key: Tensor, value: Tenso
     if engine == "native":
         raise ValueError(f'engine="native" cannot serve this call: {why_not}. engine="torch" can.')
     return torch_engine
+
+
+def step(
+    engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: State, gqa: bool
+) -> tuple[Tensor, State] | None:
+    """The short way of a one-token call that goes on from a state, where there is one."""
+    if engine == "torch" or not native.available() or torch.compiler.is_compiling() or not isinstance(state, Sums):
+        return None
+    return native.step(query, key, value, kernel, scale, state, gqa)
 
 
 def describe() -> dict[str, str]:

@@ -6,6 +6,7 @@ from torch import Tensor
 from ...kernels.base import Kernel
 from .library import library
 
+CHECKS_FINITE = True  # the sums and denominators say so by themselves
 MOST_GROUPS = 64  # query heads that share a kv head
 
 
@@ -42,7 +43,8 @@ def describe() -> str:
 
 if available():
     from .primitives import absorb, causal, read
+    from .step import step
 
-    __all__ = ["absorb", "available", "causal", "describe", "read", "refusal"]
+    __all__ = ["absorb", "available", "causal", "describe", "read", "refusal", "step"]
 else:
     __all__ = ["available", "describe", "refusal"]

@@ -2,7 +2,8 @@
 
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class NativeMap:
     high: tuple[float, float] = (0.0, 0.0)
     weights: tuple[Tensor, ...] = ()  # weight, weight_t, bias
     prepared: bool = False  # tokens are changed in torch first: `prepare`
+    steps: dict[Any, Any] = field(default_factory=dict)  # what one-token calls of each shape have in common
 
     def numbers(self) -> tuple[list[int], list[float]]:
         """As arguments of an operator."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.base import Kernel
+from ...sums import finite
 from ...sums.state import Sums
 from . import calls, ops
 from .maps import NativeMap, native_map, prepare
@@ -96,6 +97,10 @@ def _apply(name: str, fmap: NativeMap, tensors: Sequence[Tensor | None]) -> Any:
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     if name == "causal":
         arguments.append(train)
-    if train or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return getattr(ops, name)(*arguments)
-    return getattr(calls, name)(*arguments)
+    try:
+        return getattr(ops if train else calls, name)(*arguments)
+    except calls.NotFiniteError:
+        names = {"absorb": ("key", "value"), "read": ("query",), "causal": ("query", "key", "value")}[name]
+        finite.refuse(torch.float32, **dict(zip(names, tensors)))
