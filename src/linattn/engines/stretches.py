@@ -159,7 +159,7 @@ class _Sweep(torch.autograd.Function):
 def _lengths(x: Tensor, kernel: Kernel, multiple: int) -> list[int]:
     """Stretches of as many tokens as the budget allows, in multiples of a chunk, and what is left over at the end."""
     tokens = x.shape[-2]
-    per_token = max(1, x.shape[0] * x.shape[1] * kernel.features_for(x.shape[-1]))
+    per_token = max(1, x.shape[0] * x.shape[1] * kernel.features_of(x))
     budget = COMPILED_BUDGET if torch.compiler.is_compiling() else BUDGET
     longest = max(multiple, budget // per_token // multiple * multiple)
     whole = tokens - tokens % multiple

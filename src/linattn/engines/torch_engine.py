@@ -44,7 +44,7 @@ def read(kernel: Kernel, query: Tensor, state: Sums, *, scale: float | None) -> 
 
     def stretch(q: Tensor, sums: Tensor, level: Tensor) -> Any:
         features = kernel.scaled_query_features(q, scale=scale)[0]
-        out, small = chunks.divide(features.reshape(B, H, -1, features.shape[-1]) @ sums)
+        out, small = chunks.divide(features.reshape(B, H, heads // H * q.shape[-2], features.shape[-1]) @ sums)
         return out.reshape(B, heads, q.shape[-2], -1), small.sum(-1), sums, level
 
     rows = (B, heads, query.shape[-2], state.value_dim)

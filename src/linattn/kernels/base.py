@@ -54,6 +54,10 @@ class Kernel(nn.Module):
         """How many features a token of this dim gets."""
         raise NotImplementedError
 
+    def features_of(self, x: Tensor) -> int:
+        """How many features these tokens get: `features_for` their dim, asked in their dtype and on their device."""
+        return self.features_for(x.shape[-1])
+
     def projection_flops(self, dim: int) -> int:
         """FLOPs of the matrix products that make the features of one token."""
         return 0
