@@ -104,7 +104,8 @@ double decay(const Call& c, int64_t head, int64_t begin, int64_t end) {
 }
 
 template <class Body>
-int32_t guarded_call(const Body& body) {
+int32_t guarded_call(const Call& c, const Body& body) {
+  if (c.batch * c.kv_heads == 0) return OK;
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -302,12 +303,12 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
   return p != nullptr;
 }
 
-EXPORT int32_t linattn_absorb(const Call* c) { return guarded_call([&] { return absorb(*c); }); }
-EXPORT int32_t linattn_read(const Call* c) { return guarded_call([&] { return read(*c); }); }
-EXPORT int32_t linattn_causal(const Call* c) { return guarded_call([&] { return causal(*c); }); }
-EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call([&] { return absorb_backward(*c); }); }
-EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call([&] { return read_backward(*c); }); }
-EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call([&] { return causal_backward(*c); }); }
+EXPORT int32_t linattn_absorb(const Call* c) { return guarded_call(*c, [&] { return absorb(*c); }); }
+EXPORT int32_t linattn_read(const Call* c) { return guarded_call(*c, [&] { return read(*c); }); }
+EXPORT int32_t linattn_causal(const Call* c) { return guarded_call(*c, [&] { return causal(*c); }); }
+EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call(*c, [&] { return absorb_backward(*c); }); }
+EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call(*c, [&] { return read_backward(*c); }); }
+EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call(*c, [&] { return causal_backward(*c); }); }
 
 // One token, with everything that stays the same from step to step in `fixed`: the least a caller can hand over.
 EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* key, const void* value, const float* S,
@@ -319,5 +320,5 @@ EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* ke
   c.S = S, c.Z = Z, c.scale = scale, c.tokens = tokens, c.guarded = guarded;
   c.S_new = S_new, c.Z_new = Z_new, c.scale_new = scale_new, c.tokens_new = tokens_new, c.guarded_new = guarded_new;
   c.out = out;
-  return guarded_call([&] { return step(c); });
+  return guarded_call(c, [&] { return step(c); });
 }
