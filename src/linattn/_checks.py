@@ -24,7 +24,10 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             raise TypeError(f"{name} must be floating point, got {x.dtype}.")
         if x.dim() < 2:
             raise ValueError(f"{name} must be (..., heads, tokens, dim) or (tokens, dim), got shape {tuple(x.shape)}.")
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+
+    def shapes() -> str:
+        return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}: "
@@ -35,20 +38,20 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             f"query, key and value must be on one device, got {query.device}, {key.device} and {value.device}."
         )
     if not query.dim() == key.dim() == value.dim():
-        raise ValueError(f"query, key and value must have the same number of dimensions, got {shapes}.")
+        raise ValueError(f"query, key and value must have the same number of dimensions, got {shapes()}.")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
-            f"query and key must have the same dim, got {query.shape[-1]} and {key.shape[-1]} in {shapes}."
+            f"query and key must have the same dim, got {query.shape[-1]} and {key.shape[-1]} in {shapes()}."
         )
     if query.shape[-1] == 0:
-        raise ValueError(f"query and key must have at least one coordinate, got {shapes}.")
+        raise ValueError(f"query and key must have at least one coordinate, got {shapes()}.")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}.")
+        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes()}.")
     if query.dim() == 2:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if kv_heads != value.shape[-3]:
-        raise ValueError(f"key and value must have the same heads, got {kv_heads} and {value.shape[-3]} in {shapes}.")
+        raise ValueError(f"key and value must have the same heads, got {kv_heads} and {value.shape[-3]} in {shapes()}.")
     if heads != kv_heads:
         if kv_heads == 0 or heads % kv_heads:
             raise ValueError(
@@ -63,7 +66,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:
-        raise ValueError(f"the batch dimensions of query, key and value do not fit together: {shapes}.") from None
+        raise ValueError(f"the batch dimensions of query, key and value do not fit together: {shapes()}.") from None
 
 
 def check_mask(key_mask: Tensor, batch: tuple[int, ...], tokens: int) -> None:

@@ -105,7 +105,8 @@ class Kernel(nn.Module):
 
     def _see_dim(self, dim: int) -> None:
         if self.any_dim:
-            self.dim = dim
+            if not torch.compiler.is_compiling():  # a compiled graph may not change an attribute
+                self.dim = dim
             return
         name = type(self).__name__
         raise ValueError(
