@@ -37,11 +37,11 @@ def test_the_links_of_a_page_lead_somewhere(page):
 def modules():
     for found in pkgutil.walk_packages(linattn.__path__, "linattn."):
         # Extras are examined by their own tests; the core's docstrings must run with the core alone.
-        if not found.name.startswith(("linattn.lab", "linattn.hf", "linattn.measure.plots")):
+        if not found.name.startswith(("linattn.lab", "linattn.hf", "linattn.measure.plots", "linattn.__main__")):
             yield found.name
 
 
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", list(modules()))
 def test_docstrings_run(name):
     torch.manual_seed(0)
     assert doctest.testmod(importlib.import_module(name)).failed == 0

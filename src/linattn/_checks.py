@@ -137,7 +137,7 @@ def check_finite(out: Tensor, state: State, query: Tensor, key: Tensor, value: T
     """NaN or infinity in the result is an error that names its source. It is looked for in the result, not the input:
     one pass over the rows, and masked keys may hold anything."""
     results = [out, *(state.S, state.Z)] if isinstance(state, Sums) else [out]
-    if not is_plain(out) or all(math.isfinite(x.detach().sum(dtype=torch.float64)) for x in results):
+    if not is_plain(out) or all(math.isfinite(x.detach().sum()) or bool(torch.isfinite(x).all()) for x in results):
         return
     named = {"query": query, "key": key, "value": value}
     guilty = [name for name, x in named.items() if not bool(torch.isfinite(x).all())]
