@@ -23,7 +23,9 @@ def test_info_says_what_is_there(capsys):
 
 def test_compare_prints_a_table_and_writes_files(capsys, tmp_path):
     files = [tmp_path / "new" / "report.json", tmp_path / "new" / "report.html"]
-    assert main([*SMALL, "--kernels", "elu", "taylor", "--causal", "--json", str(files[0]), "--html", str(files[1])]) == 0
+    assert (
+        main([*SMALL, "--kernels", "elu", "taylor", "--causal", "--json", str(files[0]), "--html", str(files[1])]) == 0
+    )
     text = capsys.readouterr().out
     for word in ("tokens", "softmax", "elu", "taylor", "crossover", "growth", "causal, forward"):
         assert word in text

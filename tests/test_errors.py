@@ -2,16 +2,18 @@
 
 import pytest
 import torch
-from conftest import DIM, qkv
 
 import linattn
+from conftest import DIM, qkv
 from linattn import kernels
 
 
 def call(query=None, key=None, value=None, **options):
     q, k, v = qkv(6, dtype=torch.float32)
     options.setdefault("kernel", "elu")
-    return linattn.attention(q if query is None else query, k if key is None else key, v if value is None else value, **options)
+    return linattn.attention(
+        q if query is None else query, k if key is None else key, v if value is None else value, **options
+    )
 
 
 def ones(*shape, dtype=torch.float32):

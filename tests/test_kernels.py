@@ -4,14 +4,23 @@ import math
 
 import pytest
 import torch
-from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, tokens
 
 import linattn
+from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, tokens
 from linattn import kernels
 from linattn.kernels.positive import optimal_exponent
 
 ALL = {**KERNELS, **SIGNED}
-EXACT_FEATURES = ["polynomial-2", "polynomial-3", "polynomial-4", "taylor", "taylor-preconditioned", "elu", "relu", "learned"]
+EXACT_FEATURES = [
+    "polynomial-2",
+    "polynomial-3",
+    "polynomial-4",
+    "taylor",
+    "taylor-preconditioned",
+    "elu",
+    "relu",
+    "learned",
+]
 
 
 @pytest.mark.parametrize("name", EXACT_FEATURES)
@@ -37,7 +46,9 @@ def test_feature_counts():
     assert kernels.Polynomial(3, 1.0, dim=8).feature_dim == math.comb(11, 3)
     assert kernels.Taylor(2, dim=64).feature_dim == 1 + 64 + 64 * 65 // 2
     assert kernels.Trig(64, 100).feature_dim == 200
-    with pytest.raises(ValueError, match=r"Elu takes tokens of any dim: pass Elu\(..., dim=\) or ask features_for\(dim\)"):
+    with pytest.raises(
+        ValueError, match=r"Elu takes tokens of any dim: pass Elu\(..., dim=\) or ask features_for\(dim\)"
+    ):
         _ = kernels.Elu().feature_dim
 
 
@@ -190,14 +201,20 @@ def test_the_same_seed_gives_the_same_kernel_and_a_state_dict_restores_it(name):
 
 def test_another_seed_gives_another_draw():
     x = tokens(3, DIM, dtype=torch.float32)
-    assert not torch.equal(kernels.Positive(DIM, 8, seed=0).query_features(x), kernels.Positive(DIM, 8, seed=1).query_features(x))
+    assert not torch.equal(
+        kernels.Positive(DIM, 8, seed=0).query_features(x), kernels.Positive(DIM, 8, seed=1).query_features(x)
+    )
 
 
 def test_drawing_a_kernel_leaves_the_global_generator_alone():
     torch.manual_seed(0)
     expected = torch.randn(3)
     torch.manual_seed(0)
-    kernels.Positive(DIM, 99, seed=77), kernels.Trig(DIM, 99, seed=77), kernels.Polynomial(3, sketch=50, dim=DIM, seed=77)
+    (
+        kernels.Positive(DIM, 99, seed=77),
+        kernels.Trig(DIM, 99, seed=77),
+        kernels.Polynomial(3, sketch=50, dim=DIM, seed=77),
+    )
     assert torch.equal(torch.randn(3), expected)
 
 
@@ -213,7 +230,9 @@ def test_names_build_one_default_each():
 def test_reprs_say_what_a_kernel_is():
     assert repr(kernels.Positive(8, 16)) == "Positive(dim=8, features=16, orthogonal=True, seed=0)"
     assert repr(kernels.Polynomial()) == "Polynomial(degree=2, offset=1)"
-    assert kernels.Trig(8, 4, temperature=2.0).extra_repr() == "dim=8, features=4, normalize=True, seed=0, temperature=2"
+    assert (
+        kernels.Trig(8, 4, temperature=2.0).extra_repr() == "dim=8, features=4, normalize=True, seed=0, temperature=2"
+    )
     assert kernels.Elu().signature(0.5) == "Elu() scale=0.5"
 
 

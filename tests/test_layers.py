@@ -9,7 +9,20 @@ import linattn
 
 SOURCE = Path(linattn.__file__).parent
 # From the bottom up. Files on the top level of the package stand beside the layer that they name.
-LAYERS = ["kernels", "sums", "engines", "nearfar", "_checks", "_functional", "nn", "measure", "hf", "parallel", "lab", "cli"]
+LAYERS = [
+    "kernels",
+    "sums",
+    "engines",
+    "nearfar",
+    "_checks",
+    "_functional",
+    "nn",
+    "measure",
+    "hf",
+    "parallel",
+    "lab",
+    "cli",
+]
 
 
 def layer(module: str) -> int | None:

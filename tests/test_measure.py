@@ -5,11 +5,11 @@ import time
 
 import pytest
 import torch
-from conftest import DIM, KERNELS, qkv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import linattn
+from conftest import DIM, KERNELS, qkv
 from linattn import measure
 from linattn.measure.compare import Row, compare, crossover, exponent
 

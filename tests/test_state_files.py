@@ -5,10 +5,10 @@ import os
 
 import pytest
 import torch
-from conftest import KERNELS, qkv
 from safetensors.torch import load_file, save_file
 
 import linattn
+from conftest import KERNELS, qkv
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_save_and_load_reproduce_bits(name, dtype, tmp_path):
         assert getattr(again, field).dtype == tensor.dtype
     step = qkv(3, dtype=dtype)
     options = {"kernel": kernel, "is_causal": True}
-    assert torch.equal(linattn.attention(*step, state=again, **options), linattn.attention(*step, state=state, **options))
+    assert torch.equal(
+        linattn.attention(*step, state=again, **options), linattn.attention(*step, state=state, **options)
+    )
 
 
 def test_half_precision_and_empty_states(tmp_path):
@@ -58,7 +60,7 @@ def test_a_truncated_file_is_an_error(state, tmp_path, share):
     state.save(tmp_path / "state")
     data = (tmp_path / "state").read_bytes()
     (tmp_path / "cut").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(ValueError, match="cut is not a (whole )?safetensors file"):
+    with pytest.raises(ValueError, match=r"cut is not a (whole )?safetensors file"):
         linattn.State.load(tmp_path / "cut")
 
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from conftest import KERNELS, assert_close, qkv
 
 import linattn
+from conftest import KERNELS, assert_close, qkv
 from linattn.engines import stretches
 
 COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]

@@ -46,7 +46,9 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if query.shape[-1] == 0:
         raise ValueError(f"query and key must have at least one coordinate, got {shapes()}.")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes()}.")
+        raise ValueError(
+            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes()}."
+        )
     if query.dim() == 2:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]
