@@ -57,7 +57,9 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, tokens: Tensor, states: list | None = None) -> tuple[Tensor, list]:  # (B, N) -> (B, N, vocabulary)
+    def forward(
+        self, tokens: Tensor, states: list | None = None
+    ) -> tuple[Tensor, list]:  # (B, N) -> (B, N, vocabulary)
         x, new_states = self.embed(tokens), []
         for i, block in enumerate(self.blocks):
             x, state = block(x, None if states is None else states[i])
@@ -87,10 +89,16 @@ def main() -> None:
     args = parser.parse_args()
 
     root = Path(__file__).parent.parent
-    files = args.files or [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted(root.glob("src/linattn/*/*.py"))]
+    files = args.files or [
+        root / "README.md",
+        *sorted((root / "docs").glob("*.md")),
+        *sorted(root.glob("src/linattn/*/*.py")),
+    ]
     text = "\n".join(path.read_text() for path in files)
     if len(text) <= args.length + 1:
-        raise SystemExit(f"{len(text)} characters are too few for sequences of {args.length}: pass more text or --length.")
+        raise SystemExit(
+            f"{len(text)} characters are too few for sequences of {args.length}: pass more text or --length."
+        )
     characters = sorted(set(text))
     data = torch.tensor([characters.index(c) for c in text])
 
@@ -109,7 +117,10 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 50 == 0 or step == args.steps:
-            print(f"step {step:5}  loss {loss.item():.3f} nats a character  {time.perf_counter() - start:.0f} s", flush=True)
+            print(
+                f"step {step:5}  loss {loss.item():.3f} nats a character  {time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
     prompt = data[:64]
     written = model.write(prompt, args.write)
     print("".join(characters[i] for i in prompt), end="|")
