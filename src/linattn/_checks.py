@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from .sums import finite
 from .sums.state import Cache, State, Sums
 
 
@@ -141,16 +142,7 @@ def check_finite(out: Tensor, state: State, query: Tensor, key: Tensor, value: T
     results = [out, *(state.S, state.Z)] if isinstance(state, Sums) else [out]
     if not is_plain(out) or all(math.isfinite(x.detach().sum()) or bool(torch.isfinite(x).all()) for x in results):
         return
-    named = {"query": query, "key": key, "value": value}
-    guilty = [name for name, x in named.items() if not bool(torch.isfinite(x).all())]
-    if guilty:
-        raise ValueError(
-            f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: attention would spread them."
-        )
-    raise ValueError(
-        f"the sums left the range of {out.dtype}: the features of this kernel grow too large for these inputs. "
-        "Scale them down, or pass float64."
-    )
+    finite.refuse(out.dtype, query=query, key=key, value=value)
 
 
 def refuse_attn_mask(attn_mask: object) -> None:

@@ -76,6 +76,12 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
+    if state is not None and return_state and is_causal and isinstance(query, Tensor) and query.shape[-2] == 1:
+        if not any(x is not None for x in (key_mask, cu_seqlens, decay, gate, attn_mask)) and engine in engines.NAMES:
+            made = resolve(kernel, query.shape[-1], query.device)
+            quick = engines.step(engine, query, key, value, made, scale, state, enable_gqa)
+            if quick is not None:
+                return quick
     _checks.refuse_attn_mask(attn_mask)
     _checks.check_inputs(query, key, value, enable_gqa)
     _checks.check_scale(scale)
@@ -120,12 +126,14 @@ def attention(
 
     autocast = torch.is_autocast_enabled(query.device.type)
     with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
-        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, engines.choose(engine))
+        chosen = engines.choose(engine, kernel, query, key, value)
+        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, chosen)
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
-    _checks.check_finite(out, new_state, query, key, value)
+    if not chosen.CHECKS_FINITE:
+        _checks.check_finite(out, new_state, query, key, value)
 
     if packing is not None:
         out = packing[0].unpad(out, entries, token_dim=2)

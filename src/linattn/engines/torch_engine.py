@@ -11,6 +11,7 @@ from ..sums import chunks
 from ..sums.state import Sums
 from . import stretches
 
+CHECKS_FINITE = False  # the caller looks at the result
 CHUNK = 64  # tokens of a causal chunk: wide enough for matrix products, narrow enough to waste little on its mask
 
 
