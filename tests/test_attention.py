@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linattn
+from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, tokens
 from linattn.engines import stretches
 from linattn.kernels import Kernel
 from linattn.sums import oracle
@@ -141,7 +141,9 @@ def test_long_decay_keeps_its_digits():
     query, key, value = qkv(5000, batch=(1,), heads=1, dtype=torch.float32)
     decay = torch.rand(1, 1, 5000, generator=torch.Generator().manual_seed(5)) * 0.9 + 0.05
     out = linattn.attention(query, key, value, kernel="elu", is_causal=True, decay=decay)
-    twin = linattn.attention(*(x.double() for x in (query, key, value)), kernel="elu", is_causal=True, decay=decay.double())
+    twin = linattn.attention(
+        *(x.double() for x in (query, key, value)), kernel="elu", is_causal=True, decay=decay.double()
+    )
     assert_close(out, twin)
 
 

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from conftest import assert_close
 
 import linattn
+from conftest import assert_close
 
 
 def test_argmax_attention():

@@ -1,10 +1,12 @@
 """What must hold for every kernel: causality, masks, rows that sum to one, half precision, threads."""
 
+import itertools
+
 import pytest
 import torch
-from conftest import DIM, KERNELS, assert_close, qkv, tokens
 
 import linattn
+from conftest import DIM, KERNELS, assert_close, qkv, tokens
 from linattn.kernels import Kernel
 from linattn.sums import oracle
 
@@ -32,7 +34,9 @@ def test_padding_changes_nothing(kernel: Kernel, side, is_causal):
     mask = torch.zeros(2, 70, dtype=torch.bool)
     mask[:, at] = True
     garbage = torch.nan if kernel.__class__.__name__ != "Custom" else 3.0
-    padded = [torch.zeros(*x.shape[:2], 70, x.shape[-1], dtype=x.dtype).index_copy(2, at, x) for x in (query, key, value)]
+    padded = [
+        torch.zeros(*x.shape[:2], 70, x.shape[-1], dtype=x.dtype).index_copy(2, at, x) for x in (query, key, value)
+    ]
     for x in padded[1:]:
         x[:, :, ~mask[0]] = garbage
     padded = [x.requires_grad_() for x in padded]
@@ -56,7 +60,9 @@ def test_rows_that_see_nothing_are_zero(name, is_causal):
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[0] = False
     mask[1, :4] = False
-    out, state = linattn.attention(query, key, value, kernel=kernel, key_mask=mask, is_causal=is_causal, return_state=True)
+    out, state = linattn.attention(
+        query, key, value, kernel=kernel, key_mask=mask, is_causal=is_causal, return_state=True
+    )
     assert out[0].abs().sum() == 0
     assert out[1, :, 4:].isfinite().all()
     assert (out[1, :, :4].abs().sum() == 0) == is_causal
@@ -126,7 +132,9 @@ def test_the_guard_is_counted():
         out, state = linattn.attention(query, key, value, kernel="relu", is_causal=is_causal, return_state=True)
         assert out.abs().sum() == 0
         assert state.guarded.tolist() == [[5, 5]]
-        out, state = linattn.attention(-query, key, value, kernel="relu", is_causal=is_causal, state=state, return_state=True)
+        out, state = linattn.attention(
+            -query, key, value, kernel="relu", is_causal=is_causal, state=state, return_state=True
+        )
         assert_close(out, torch.ones_like(out))
         assert state.guarded.tolist() == [[5, 5]]
 
@@ -155,7 +163,8 @@ def test_packed_sequences_do_not_see_each_other(name, bounds, is_causal):
     options = {"kernel": kernel, "is_causal": is_causal, "return_state": True}
     out, state = linattn.attention(query, key, value, cu_seqlens=torch.tensor(bounds), **options)
     alone = [
-        linattn.attention(*(x[:, :, a:b] for x in (query, key, value)), **options) for a, b in zip(bounds, bounds[1:])
+        linattn.attention(*(x[:, :, a:b] for x in (query, key, value)), **options)
+        for a, b in itertools.pairwise(bounds)
     ]
     expected = torch.cat([rows for rows, _ in alone], 2)
     assert_close(out, expected)
@@ -190,7 +199,9 @@ def test_packed_cross_attention_and_gates():
     parts = [x[:, :, 25:] for x in (query, key, value)]
     alone, single = linattn.attention(*parts, kernel="elu", is_causal=True, decay=decay[..., 25:], return_state=True)
     assert_close(out[:, :, 25:], alone)
-    assert_close(state.S[:, 1] * state.log_scale[:, 1].exp()[..., None, None], single.S * single.log_scale.exp()[..., None, None])
+    assert_close(
+        state.S[:, 1] * state.log_scale[:, 1].exp()[..., None, None], single.S * single.log_scale.exp()[..., None, None]
+    )
 
 
 def test_queries_and_keys_see_one_draw():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import DIM, KERNELS, assert_close, qkv, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linattn
+from conftest import DIM, KERNELS, assert_close, qkv, tokens
 from linattn.kernels import Kernel
 
 EXACT = {"exact": lambda: linattn.kernels.Exact()}
@@ -156,7 +156,9 @@ def test_subtract_refuses_what_it_cannot_undo():
 
 def test_a_cache_drops_its_last_tokens():
     query, key, value = qkv(30)
-    _, before = linattn.attention(*(x[:, :, :25] for x in (query, key, value)), is_causal=True, return_state=True, kernel="exact")
+    _, before = linattn.attention(
+        *(x[:, :, :25] for x in (query, key, value)), is_causal=True, return_state=True, kernel="exact"
+    )
     _, after = linattn.attention(query, key, value, is_causal=True, return_state=True, kernel="exact")
     assert_close(after.drop_last(5).key, before.key)
     with pytest.raises(ValueError, match="cannot drop 31 of 30 tokens"):

@@ -137,7 +137,8 @@ def _join(state: Sums) -> Tensor:
 
 
 def _split(state: Sums, sums: Tensor, level: Tensor, tokens: Tensor | int) -> Sums:
-    return replace(state, S=sums[..., :-1], Z=sums[..., -1], log_scale=level, tokens=state.tokens + tokens)
+    S, Z = sums[..., :-1].contiguous(), sums[..., -1].contiguous()
+    return replace(state, S=S, Z=Z, log_scale=level.contiguous(), tokens=state.tokens + tokens)
 
 
 def _count(key: Tensor, mask: Tensor | None) -> Tensor | int:

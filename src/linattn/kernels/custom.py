@@ -47,11 +47,13 @@ class Custom(Kernel):
         return self.features_of(torch.zeros(1, dim))
 
     def features_of(self, x: Tensor) -> int:
-        if x.shape[-1] not in self._counts:
-            with torch.no_grad():
-                probe = self._widen(x.new_zeros(1, 1, 1, x.shape[-1]))
-                self._counts[x.shape[-1]] = self.phi_k(probe).shape[-1]
-        return self._counts[x.shape[-1]]
+        if x.shape[-1] in self._counts:
+            return self._counts[x.shape[-1]]
+        with torch.no_grad():
+            count = self.phi_k(self._widen(x.new_zeros(1, 1, 1, x.shape[-1]))).shape[-1]
+        if not torch.compiler.is_compiling():
+            self._counts[x.shape[-1]] = count
+        return count
 
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
         return self._apply_phi("phi_q", self.phi_q, query, scale)

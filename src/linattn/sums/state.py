@@ -175,7 +175,9 @@ class Sums(State):
         # Features that are never negative leave sums that are not either, so that what cannot be undone shows.
         if bool((self.Z >= 0).all()) and bool((taken >= 0).all()):
             if bool((-1e-3 * self.Z.amax(-1, keepdim=True) > Z).any()):
-                raise ValueError("these tokens are not the last ones of this state: more would be taken out than it holds.")
+                raise ValueError(
+                    "these tokens are not the last ones of this state: more would be taken out than it holds."
+                )
             if bool(((Z.sum(-1) < 1e-4 * self.Z.sum(-1)) & (tokens > 0)).any()):
                 raise ValueError(
                     "the last tokens outweigh all earlier ones, so these cannot be recovered by subtraction: "

@@ -70,6 +70,8 @@ def _prepare(
         return no
     B, heads, L, D = query.shape
     H, M = key.shape[1], value.shape[3]
+    if kernel.dim != D and not kernel.any_dim:
+        return no
     if fmap.prepared or L != 1 or tuple(key.shape) != (B, H, 1, D) or tuple(value.shape) != (B, H, 1, M) or M == 0:
         return no
     if not query.dtype == key.dtype == value.dtype or B * H == 0 or heads % H or (heads != H and not enable_gqa):
