@@ -56,6 +56,7 @@ def read(
     query = _rows(query)
     call = _map_call(weights, ints, floats)
     keep = _set_queries(call, query) + _set_sums(call, S, Z, scale, tokens, guarded)
+    call.scaled = 1  # the sums' scale cancels: it is not applied
     call.kv_heads, call.value_dim = S.shape[1], S.shape[3]
     out = torch.empty(*query.shape[:3], S.shape[3])
     new_guarded = torch.empty_like(tokens)
