@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_support import DIM, KERNELS, close, native_attention, needs_native, tokens, truth
 from torch.utils.data import DataLoader, Dataset
 
 import linattn
 from linattn.engines.native.library import ISA_LEVELS, library
 from linattn.kernels import Elu, Positive
+from native_support import DIM, KERNELS, close, native_attention, needs_native, tokens, truth
 
 pytestmark = needs_native
 
@@ -140,7 +140,9 @@ def test_after_a_fork():
 def test_the_environment_chooses_the_instruction_set(isa):
     code = "from linattn.engines import describe; print(describe()['native'])"
     environment = {**os.environ, "LINATTN_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert f"available: {isa}" in said or f"asks for {isa}, which this CPU does not have" in said
 
 

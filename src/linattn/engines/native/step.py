@@ -18,7 +18,11 @@ def step(
 ) -> tuple[Tensor, Sums] | None:
     """A plain one-token call that goes on from a state, or None: then the long way serves it, or says what is wrong."""
     if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad or state.S.requires_grad or state.Z.requires_grad
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or state.S.requires_grad
+        or state.Z.requires_grad
     ):
         return None
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
