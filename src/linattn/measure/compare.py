@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ def compare(
 
 def _errors(
     result: Comparison, row: Row, inputs: Sequence[Tensor], kernel: Kernel, is_causal: bool
-) -> dict[str, float | None]:
+) -> dict[str, Any]:
     """The kernel's error at this length, measured once: it is the same in every engine."""
     for known in result.rows:
         if (known.kernel, known.tokens) == (row.kernel, row.tokens):
