@@ -8,7 +8,11 @@ from typing import Any
 
 # Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
 # its command is used. A table in place of a module makes a command with commands of its own.
-LABS: dict[str, tuple[Any, str]] = {}
+LABS: dict[str, tuple[Any, str]] = {
+    "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
+    "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
+    "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+}
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
     "compare": ("linattn.cli.compare", "time, memory and error of kernels beside softmax, on this machine"),
@@ -31,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _add_commands(
-    parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]
-) -> None:
+def _add_commands(parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]) -> None:
     """A subparser for each command, filled in only for the one that `words` ask for, so that --help stays quick."""
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (part, summary) in commands.items():
