@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ... import attention, implied_attention, kernels
+from .._threads import one_thread
 from ..questions.argmax import argmax_weights
 from .designs import Design
-from .learn import TOLERANCE, batches, one_thread
+from .learn import TOLERANCE, batches
 from .twin import TorchHead
 
 Pair = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # query, key, value -> weights, output

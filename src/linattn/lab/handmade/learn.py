@@ -1,13 +1,13 @@
 """The learned twin of a design, and how both are measured on every sequence."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._commandline import progress
+from .._threads import one_thread
 from .designs import Design
 from .head import Weights, single_head
 from .twin import TorchHead
@@ -58,14 +58,3 @@ def learn(design: Design, *, seed: int, steps: int = STEPS, rate: float = RATE) 
                 for parameter, gradient in zip(parameters, gradients):
                     parameter.sub_(gradient, alpha=rate)
     return head
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Matrices this small only lose by being shared out among threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
