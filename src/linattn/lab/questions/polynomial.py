@@ -76,7 +76,7 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
             others = ", ".join(f"{n} = {size}" for n, size in base.items() if n != name)
             axis.set(xlabel=name, ylabel="milliseconds", title=f"Growth with {name} ({others})")
             axis.set_xticks(sizes, [str(s) for s in sizes], minor=False)
-            axis.minorticks_off()
+            axis.xaxis.minorticks_off()
             axis.legend()
             axis.grid(alpha=0.3)
 

@@ -48,14 +48,16 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
     stuck = _rms(kernel_wrong - kernel_true)
     at, last = counts.index(256), counts[-1]
     findings = [
-        Finding(
-            "bias_positive",
-            f"squared z of the mean over {draws} draws, positive: 1 if unbiased",
-            1.0,
-            bias["positive"],
-            0.6,
+        *(
+            Finding(
+                f"bias_{kind.split()[-1]}",
+                f"squared z of the mean of {draws} draws, {kind}: 1 without bias",
+                1.0,
+                z,
+                1.0,
+            )
+            for kind, z in bias.items()
         ),
-        Finding("bias_trig", ".. trig", 1.0, bias["trig"], 0.6),
         Finding(
             "exponent_positive",
             "growth of the error with r, positive",
