@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if not 100 <= args.train <= 59000:
         raise ValueError(f"--train must be 100 to 59000 pictures, got {args.train}.")
     require("sklearn", "matplotlib")
+    from threadpoolctl import threadpool_limits
+
     from . import checks
     from .denoise import denoise
     from .pictures import draw
@@ -46,12 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
     names = DATA if args.data == "both" else (args.data,)
     results = {}
-    for name in progress(names, desc="pictures"):
-        title, parts = SPLITS[name](args.train, args.seed)
-        results[name] = denoise(title, *parts, sigma=args.noise, seed=args.seed)
-    ridge, gradient, steps = checks.against_twins(
-        results[names[0]].wiener, SPLITS[names[0]](args.train, args.seed)[1][0]
-    )
+    # Matrices of this size gain little from more threads, and lose much where other work wants the cores.
+    with threadpool_limits(1):
+        for name in progress(names, desc="pictures"):
+            title, parts = SPLITS[name](args.train, args.seed)
+            results[name] = denoise(title, *parts, sigma=args.noise, seed=args.seed)
+            if name == names[0]:
+                ridge, gradient, steps = checks.against_twins(results[name].wiener, parts[0])
     rows = [["pictures", "fitted to", "noisy", "purifier", "PCA, best rank", "lambda / n sigma^2", "rank"]]
     for result in results.values():
         for suffix in ("", ", noisy"):

@@ -18,7 +18,11 @@ def add_noise(clean: Array, sigma: float, rng: np.random.Generator) -> Array:
 
 def psnr(estimate: Array, clean: Array) -> float:
     """Peak signal to noise in dB, for pictures from 0 to 1."""
-    return -10 * math.log10(float(((estimate - clean) ** 2).mean()))
+    return _decibel(((estimate - clean) ** 2).mean())
+
+
+def _decibel(mean_square: float) -> float:
+    return -10 * math.log10(mean_square)
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,12 @@ def _first(purifier: LinearPurifier, rank: float) -> Array:
 def _sweep(
     purifier: LinearPurifier, noisy: Array, clean: Array, settings: list[float], weights: Callable[[float], Array]
 ) -> Sweep:
+    """Errors are summed in the directions' own coordinates, where a filter is one number for each."""
     before = psnr(noisy, clean)
-    coordinates = noisy @ purifier.components_.T  # (n, directions)
-    return Sweep(settings, [psnr((coordinates * weights(s)) @ purifier.components_, clean) - before for s in settings])
+    of_noisy, of_clean = noisy @ purifier.components_.T, clean @ purifier.components_.T  # (n, directions)
+    outside = (clean**2).sum() - (of_clean**2).sum()
+    errors = [((of_noisy * weights(s) - of_clean) ** 2).sum() + outside for s in settings]
+    return Sweep(settings, [_decibel(error / clean.size) - before for error in errors])
 
 
 def _filter(purifier: LinearPurifier, noisy: Array, weights: Array) -> Array:

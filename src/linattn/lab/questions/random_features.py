@@ -4,7 +4,6 @@ import math
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,4 +128,4 @@ def _plain_trig(r: int, seed: int) -> kernels.Trig:
 
 
 def _rms(x: Tensor) -> float:
-    return float(np.sqrt(x.square().mean()))
+    return float(x.square().mean().sqrt())
