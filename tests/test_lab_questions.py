@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linattn.cli import main
+from linattn.lab._threads import one_thread
 from linattn.lab.questions import QUESTIONS, argmax_attention
 from linattn.lab.questions.answer import Finding, exponent
 
@@ -14,7 +15,8 @@ TIMED = {"time_in_N", "time_in_D", "time_in_M", "exponent_sums", "exponent_mask"
 
 @pytest.fixture(scope="module", params=QUESTIONS)
 def answer(request):
-    return QUESTIONS[request.param](seed=0, quick=True)
+    with one_thread():
+        return QUESTIONS[request.param](seed=0, quick=True)
 
 
 def test_theory_and_measurement_agree(answer):

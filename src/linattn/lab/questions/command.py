@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 
 from .._commandline import add_common, command, describe, progress, require, table, write_json
+from .._threads import one_thread
 from . import QUESTIONS
 from .answer import say
 
@@ -18,8 +19,8 @@ what was measured here, and draws one plot:
   random-features  unbiased, error 1 / sqrt(r), and the variance that is often printed wrong
   causal           a state of constant size in place of a mask: the same numbers, time N instead of N^2
 
-Times are taken on this machine while it runs whatever else it runs: growth is measured, not proved. About a minute in
-all; --quick takes smaller sizes.
+Times are taken on one thread while the machine runs whatever else it runs: growth is measured, not proved. About a
+minute in all; --quick takes smaller sizes.
 
 examples:
   linattn lab questions
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         require("matplotlib")
     answers = []
     for name in progress(args.questions or list(QUESTIONS), desc="questions"):
-        answer = QUESTIONS[name](seed=args.seed, quick=args.quick)
+        with one_thread():
+            answer = QUESTIONS[name](seed=args.seed, quick=args.quick)
         answers.append(answer)
         rows = [["", "theory", "measured", "agree"]]
         for f in answer.findings:
