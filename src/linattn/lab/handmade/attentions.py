@@ -28,7 +28,7 @@ class Outcome:
         worst: the largest error of any output.
         leak: mean weight on keys that the selector did not choose.
         ratio: median over rows of a chosen key's weight over that of one not chosen; None if none has any.
-        uneven: mean departure from equal shares among chosen keys that leak does not explain.
+        uneven: mean over rows of the largest departure from equal shares among the chosen keys.
         negative: share of rows with a negative weight.
         empty: share of rows in which no key has any weight.
         breaks_at: the first sequence that came out wrong.
@@ -57,7 +57,7 @@ class Outcome:
             ratio = "" if self.ratio is None else f": a chosen key has {self.ratio:.3g} times the weight of another"
             reasons.append(f"{self.leak:.3g} of the weight goes to keys not chosen{ratio}")
         if self.uneven > max(1e-6, 0.1 * abs(self.leak)) and not self.negative:
-            reasons.append(f"shares among chosen keys are uneven by {self.uneven:.2g}")
+            reasons.append(f"chosen keys should share equally and are uneven by {self.uneven:.2g}")
         return "; ".join(reasons)
 
 
