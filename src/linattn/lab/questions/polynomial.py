@@ -70,14 +70,16 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
 
     def draw(figure: Any) -> None:
         for axis, (name, sizes) in zip(figure.subplots(1, 3), grid.items()):
-            axis.loglog(sizes, [t * 1e3 for t in times[name]], "o-", color="C0", label="measured time of the sums")
+            axis.loglog(sizes, [t * 1e3 for t in times[name]], "o-", color="C0", label="measured")
             line = [t * times[name][-1] / theory[name][-1] * 1e3 for t in theory[name]]
-            axis.loglog(sizes, line, "--", color="C1", label="theory: 4 N r M, through the last")
+            axis.loglog(sizes, line, "--", color="C1", label="theory: 4 N r M")
             others = ", ".join(f"{n} = {size}" for n, size in base.items() if n != name)
-            axis.set(xlabel=name, ylabel="milliseconds", title=f"Growth with {name} ({others})")
+            axis.set(xlabel=name, ylabel="milliseconds of the sums", title=f"Growth with {name} ({others})")
             axis.set_xticks(sizes, [str(s) for s in sizes], minor=False)
             axis.xaxis.minorticks_off()
-            axis.legend()
+            axis.yaxis.set_minor_formatter("{x:g}")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.legend(loc="upper left")
             axis.grid(alpha=0.3)
 
     text = (
