@@ -33,7 +33,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/linattn compare --html out/compare.html --json out/compare.json
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -91,6 +91,7 @@ def attention(
     batch = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     entries, heads, S = math.prod(batch), key.shape[-3], key.shape[-2]
     kernel = resolve(kernel, query.shape[-1], query.device)
+    kernel.check_dim(query.shape[-1])
     if key_mask is not None:
         _checks.check_mask(key_mask, batch, S)
         key_mask = key_mask.expand(*batch, S).reshape(entries, S)
