@@ -1,40 +1,23 @@
 """The labs' trainer: it learns, survives being killed, and is the same in one process and in two."""
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from linattn.lab.trainer import TrainConfig, Trainer, add_flags, batches, config_from, read_tensors, schedule
+from trainer_task import loss, make
 
-# A task with dropout and examples of different sizes, in a file so that other processes can run it.
-TASK = """
-import sys, torch, torch.distributed as dist
-from torch import nn
-from linattn.lab.trainer import TrainConfig, Trainer
-
-def examples(count, seed):
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randn(int(torch.randint(2, 9, (1,), generator=g)), 4, generator=g) for _ in range(count)]
-
-def loss(model, batch):
-    x = torch.cat(batch)
-    return (model(x) - x.flip(-1)).square().sum(), float(len(x))
-
-def make(folder, dropout=0.1, **options):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4))
-    config = TrainConfig(**{"steps": 60, "batch_size": 8, "lr": 1e-2, "warmup": 5, "validate_every": 20,
-                            "checkpoint_every": 10, "bucket": 3, **options})
-    return Trainer(model, loss, examples(100, 1), examples(20, 2), config, folder, size=len, about={"task": "flip"})
-"""
-exec(TASK)
+TASK = str(Path(__file__).with_name("trainer_task.py"))
 
 
 def test_it_learns_and_writes_down_what_it_did(tmp_path):
@@ -77,15 +60,7 @@ def test_a_run_in_two_halves_has_the_losses_of_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_losses(tmp_path):
-    script = TASK + (
-        "import time\n"
-        "t = make(sys.argv[1], steps=400, checkpoint_every=5)\n"
-        "step = t._train_step\n"
-        "t._train_step = lambda *a: (time.sleep(0.01), step(*a))[1]\n"
-        "t.run(show=False)\n"
-    )
-    (tmp_path / "task.py").write_text(script)
-    process = subprocess.Popen([sys.executable, str(tmp_path / "task.py"), str(tmp_path / "run")])
+    process = subprocess.Popen([sys.executable, TASK, "slow", str(tmp_path / "run")])
     checkpoint, start = tmp_path / "run" / "checkpoint.safetensors", time.monotonic()
     while not checkpoint.exists() and time.monotonic() - start < 120:
         time.sleep(0.05)
@@ -100,18 +75,10 @@ def test_a_killed_run_resumes_to_the_same_losses(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_have_the_losses_of_one(tmp_path):
-    script = TASK + (
-        "import json\n"
-        "torch.set_num_threads(1)\n"
-        "dist.init_process_group('gloo')\n"
-        "history = make(sys.argv[1], dropout=0.0).run(show=False)\n"
-        "if dist.get_rank() == 0: json.dump(history, open(sys.argv[1] + '/history.json', 'w'))\n"
-        "dist.destroy_process_group()\n"
-    )
-    (tmp_path / "task.py").write_text(script)
     (tmp_path / "run").mkdir()
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*words, str(tmp_path / "task.py"), str(tmp_path / "run")], check=True, capture_output=True)
+    done = subprocess.run([*words, TASK, "shared", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     shared = json.loads((tmp_path / "run" / "history.json").read_text())
     alone = make(None, dropout=0.0).run(show=False)
     for kind in ("train", "validation"):
@@ -159,13 +126,11 @@ def test_the_learning_rate_rises_and_falls():
     config = TrainConfig(steps=100, warmup=10, final_lr=0.1)
     rates = [schedule(step, config) for step in range(100)]
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
-    assert all(a >= b for a, b in zip(rates[9:], rates[10:]))
+    assert all(a >= b for a, b in pairwise(rates[9:]))
     assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
 def test_flags_make_a_configuration():
-    import argparse
-
     parser = argparse.ArgumentParser()
     add_flags(parser, TrainConfig(lr=0.5))
     config = config_from(parser.parse_args(["--batch-size", "7", "--seed", "3"]))

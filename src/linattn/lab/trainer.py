@@ -146,7 +146,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         own = [self.train_data[i] for i in indices[self.rank :: self.world]]
-        total, weight = self.loss(model, own) if own else (sum(p.sum() for p in model.parameters()) * 0.0, 0.0)
+        if own:
+            total, weight = self.loss(model, own)
+        else:  # a last, small batch may leave a process without examples; it still takes part
+            total, weight = torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0, 0.0
         whole = self._sum_over_processes(torch.tensor([weight, float(total.detach())], dtype=torch.float64))
         # DistributedDataParallel averages gradients over processes; this makes it the gradient of the whole batch.
         (total * self.world / max(float(whole[0]), 1e-12)).backward()
@@ -177,7 +180,8 @@ class Trainer:
     def _validate(self, writer: Any, bar: Any) -> None:
         loss = self.evaluate(self.validation)
         self.history["validation"].append((self.step, loss))
-        bar.write(f"step {self.step}: validation loss {loss:.4f}")
+        if not bar.disable:
+            bar.write(f"step {self.step}: validation loss {loss:.4f}")
         improved = loss < self.best
         self.since_best = 0 if improved else self.since_best + 1
         if improved:

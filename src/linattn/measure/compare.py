@@ -143,9 +143,7 @@ def compare(
     return result
 
 
-def _errors(
-    result: Comparison, row: Row, inputs: Sequence[Tensor], kernel: Kernel, is_causal: bool
-) -> dict[str, Any]:
+def _errors(result: Comparison, row: Row, inputs: Sequence[Tensor], kernel: Kernel, is_causal: bool) -> dict[str, Any]:
     """The kernel's error at this length, measured once: it is the same in every engine."""
     for known in result.rows:
         if (known.kernel, known.tokens) == (row.kernel, row.tokens):
