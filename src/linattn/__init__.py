@@ -1,9 +1,9 @@
 """linattn: attention whose cost grows linearly with the length of the sequence, on a CPU first."""
 
-from . import kernels, measure
+from . import kernels, measure, nn
 from ._functional import attention, implied_attention
 from .sums import State
 
 __version__ = "0.1.0"
 
-__all__ = ["State", "attention", "implied_attention", "kernels", "measure"]
+__all__ = ["State", "attention", "implied_attention", "kernels", "measure", "nn"]
