@@ -2,8 +2,9 @@
 
 from . import kernels, measure
 from ._functional import attention, implied_attention
+from .nearfar import NearFar
 from .sums import State
 
 __version__ = "0.1.0"
 
-__all__ = ["State", "attention", "implied_attention", "kernels", "measure"]
+__all__ = ["NearFar", "State", "attention", "implied_attention", "kernels", "measure"]

@@ -1,6 +1,7 @@
 """linattn.attention: one function for every kernel, every form and every engine."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import ModuleType
@@ -13,6 +14,8 @@ from . import _checks, engines
 from .engines import exact
 from .kernels import Exact, Kernel, resolve
 from .kernels.base import compute_dtype
+from .nearfar import NearFar, NearFarState
+from .nearfar import attend as nearfar
 from .sums import Cache, State, Sums, oracle
 from .sums.gates import log_gates
 from .sums.packing import Packing, read_cu_seqlens
@@ -107,13 +110,15 @@ def attention(
     state_batch = batch if packing is None else (*batch, packing[0].count)
     signature = kernel.signature(scale)
     if state is not None:
-        kind = Cache if isinstance(kernel, Exact) else Sums
-        features = None if kind is Cache else kernel.features_for(query.shape[-1])
+        kind = Cache if isinstance(kernel, Exact) else NearFarState if isinstance(kernel, NearFar) else Sums
+        features = kernel.features_for(query.shape[-1]) if kind is Sums else None
         _checks.check_state(state, kind, signature, state_batch, heads, features, value.shape[-1])
         state = _flatten_state(state, len(state_batch))
 
     dtype, L = query.dtype, query.shape[-2]
-    query, key, value = (x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    query, key, value = (
+        x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)
+    )
     entries, query_valid = query.shape[0], None
     if packing is not None:
         query_packing, key_packing = packing
@@ -132,6 +137,8 @@ def attention(
         call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, engines.choose(engine))
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
+        elif isinstance(kernel, NearFar):
+            out, new_state = call.near_far(query, key, value, state, is_causal, return_state)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
 
@@ -161,6 +168,15 @@ class _Call:
             raise ValueError("decay and gate act on sums; exact softmax has none. Choose a linear kernel.")
         options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
         return exact.attend(query, key, value, state, is_causal=is_causal, **options)
+
+    def near_far(
+        self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool, want_state: bool
+    ) -> tuple[Tensor, Any]:
+        if self.log_decay is not None:
+            raise ValueError("decay and gate act on sums; near/far softmax has none. Choose a linear kernel.")
+        options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
+        kernel: Any = self.kernel
+        return nearfar.attend(kernel, query, key, value, state, is_causal=is_causal, want_state=want_state, **options)
 
     def linear(
         self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool
@@ -227,7 +243,7 @@ def _read_packing(cu_seqlens: CuSeqlens, L: int, S: int) -> tuple[Packing, Packi
 
 
 def _flatten_state(state: State, dims: int) -> State:
-    return state._replace(lambda _, x: x.reshape(-1, *x.shape[dims:]))
+    return state._replace(lambda _, x: x.reshape(math.prod(x.shape[:dims]), *x.shape[dims:]))
 
 
 def _unflatten_state(state: State, batch: tuple[int, ...]) -> State:
@@ -259,10 +275,17 @@ def implied_attention(
     _checks.check_scale(scale)
     if key_mask is not None:
         _checks.check_mask(key_mask, tuple(key.shape[:-3]), key.shape[-2])
+    kernel = resolve(kernel, query.shape[-1], query.device)
+    if isinstance(kernel, NearFar):
+        if not exact_similarity:
+            one = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
+            options: Any = {"is_causal": is_causal, "scale": scale, "key_mask": key_mask}
+            return attention(query, key, one, kernel=kernel, enable_gqa=True, **options)
+        kernel = Exact(query.shape[-1])
     return oracle.weights(
         query,
         key,
-        resolve(kernel, query.shape[-1], query.device),
+        kernel,
         is_causal=is_causal,
         scale=scale,
         key_mask=key_mask,
