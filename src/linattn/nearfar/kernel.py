@@ -61,6 +61,10 @@ class NearFar(Kernel):
         budgets = self.budgets(heads)
         return [(size, [h for h in range(heads) if budgets[h] == size]) for size in sorted(set(budgets))]
 
+    def with_slots(self, slots: int | Sequence[int] | Tensor) -> "NearFar":
+        """The same kernel with other budgets."""
+        return NearFar(self.window, slots, self.sinks, self.block, self.alpha, dim=self.dim)
+
     @property
     def stride(self) -> int:
         """Query statistics look at every so-manieth token: plenty for a mean and a covariance."""

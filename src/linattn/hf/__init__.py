@@ -1,0 +1,14 @@
+"""Hugging Face: linear-time attention inside pretrained models, without training them."""
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError("linattn.hf needs transformers 5: pip install 'linattn[hf]'.") from error
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"linattn.hf needs transformers 5, found {transformers.__version__}: pip install 'linattn[hf]'.")
+
+from .attach import attach, detach
+from .cache import StateCache
+
+__all__ = ["StateCache", "attach", "detach"]

