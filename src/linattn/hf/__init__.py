@@ -10,5 +10,6 @@ if int(transformers.__version__.split(".")[0]) < 5:
 
 from .attach import attach, detach
 from .cache import StateCache
+from .calibrate import Calibration, calibrate
 
-__all__ = ["StateCache", "attach", "detach"]
+__all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach"]
