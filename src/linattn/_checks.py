@@ -1,5 +1,7 @@
 """Bad input gets a clear error at once: what was given, and what to do."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,9 +44,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     if query.shape[-1] == 0:
         raise ValueError(f"query and key must have at least one coordinate, got {shapes}.")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}."
-        )
+        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}.")
     if query.dim() == 2:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]
@@ -135,6 +135,24 @@ def check_state(
             raise ValueError(
                 f"this state has (batch, kv heads, value dim) {got}; the call has {(*batch, heads, value_dim)}."
             )
+
+
+def check_finite(out: Tensor, state: State, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """NaN or infinity in the result is an error that names its source. It is looked for in the result, not the input:
+    one pass over the rows, and masked keys may hold anything."""
+    results = [out, *(state.S, state.Z)] if isinstance(state, Sums) else [out]
+    if not is_plain(out) or all(math.isfinite(x.detach().sum(dtype=torch.float64)) for x in results):
+        return
+    named = {"query": query, "key": key, "value": value}
+    guilty = [name for name, x in named.items() if not bool(torch.isfinite(x).all())]
+    if guilty:
+        raise ValueError(
+            f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: attention would spread them."
+        )
+    raise ValueError(
+        f"the sums left the range of {out.dtype}: the features of this kernel grow too large for these inputs. "
+        "Scale them down, or pass float64."
+    )
 
 
 def refuse_attn_mask(attn_mask: object) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,6 @@ from .sums.packing import Packing, read_cu_seqlens
 CuSeqlens = Tensor | Sequence[int] | tuple[Tensor, Tensor]
 
 
-@overload
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, return_state: Literal[False] = ..., **options: Any
-) -> Tensor: ...
-@overload
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, *, return_state: Literal[True], **options: Any
-) -> tuple[Tensor, State]: ...
 def attention(
     query: Tensor,
     key: Tensor,
@@ -48,7 +40,7 @@ def attention(
     decay: Tensor | None = None,
     gate: Tensor | None = None,
     attn_mask: None = None,
-) -> Tensor | tuple[Tensor, State]:
+) -> Any:
     """Attention in the layout of torch's scaled_dot_product_attention, by a kernel whose cost is linear in the tokens.
 
     >>> import torch, linattn
@@ -115,14 +107,13 @@ def attention(
         _checks.check_state(state, kind, signature, state_batch, heads, features, value.shape[-1])
         state = _flatten_state(state, len(state_batch))
 
-    dtype, L = query.dtype, query.shape[-2]
+    dtype = query.dtype
     query, key, value = (
         x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)
     )
-    entries, query_valid = query.shape[0], None
+    entries = query.shape[0]
     if packing is not None:
         query_packing, key_packing = packing
-        query_valid = query_packing.valid(entries, query.device)
         key_valid = key_packing.valid(entries, key.device)
         query, key, value = (
             p.pad(x, token_dim=2) for p, x in ((query_packing, query), (key_packing, key), (key_packing, value))
@@ -141,6 +132,7 @@ def attention(
             out, new_state = call.near_far(query, key, value, state, is_causal, return_state)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
+    _checks.check_finite(out, new_state, query, key, value)
 
     if packing is not None:
         out = packing[0].unpad(out, entries, token_dim=2)
@@ -161,9 +153,7 @@ class _Call:
     log_input: Tensor | None
     engine: ModuleType
 
-    def exact(
-        self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool
-    ) -> tuple[Tensor, State]:
+    def exact(self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool) -> tuple[Tensor, State]:
         if self.log_decay is not None:
             raise ValueError("decay and gate act on sums; exact softmax has none. Choose a linear kernel.")
         options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
@@ -178,9 +168,7 @@ class _Call:
         kernel: Any = self.kernel
         return nearfar.attend(kernel, query, key, value, state, is_causal=is_causal, want_state=want_state, **options)
 
-    def linear(
-        self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool
-    ) -> tuple[Tensor, State]:
+    def linear(self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool) -> tuple[Tensor, State]:
         if state is None:
             features, dtype = self.kernel.features_for(query.shape[-1]), compute_dtype(query.dtype)
             shape = (key.shape[0],), key.shape[1], features, value.shape[-1]
@@ -193,7 +181,7 @@ class _Call:
         both = min(L, S)
         state = self._absorb(key, value, state, 0, S - both)
         early, late = query.split([L - both, both], -2)
-        before = self.engine.read(self.kernel, early, state, scale=self.scale) if L > both else None
+        before = self.engine.read(self.kernel, early, state, scale=self.scale) if both < L else None
         if before is not None:
             state = before[1]
         out, state = self.engine.causal(

@@ -31,9 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _add_commands(
-    parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]
-) -> None:
+def _add_commands(parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]) -> None:
     """A subparser for each command, filled in only for the one that `words` ask for, so that --help stays quick."""
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (part, summary) in commands.items():

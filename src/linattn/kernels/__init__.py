@@ -22,6 +22,7 @@ __all__ = [
     "Polynomial",
     "Positive",
     "Precondition",
+    "Relu",
     "Taylor",
     "Trig",
     "resolve",

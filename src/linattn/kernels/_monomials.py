@@ -2,7 +2,7 @@
 
 import functools
 import math
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 
 import torch
 from torch import Tensor
@@ -13,19 +13,32 @@ def count(dim: int, degree: int) -> int:
     return math.comb(dim + degree - 1, degree)
 
 
-@functools.lru_cache(maxsize=32)
-def _table(dim: int, degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+# An operator, so that torch.compile takes the table as one node instead of tracing how it is made.
+@torch.library.custom_op("linattn::monomials", mutates_args=())
+def table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
     """Indices (degree, count) of the factors of each product, and the root of how often it occurs in (x.y)^degree."""
+    indices, weights = _table(dim, degree)
+    return indices.clone(), weights.clone()
+
+
+@table.register_fake
+def _(dim: int, degree: int) -> tuple[Tensor, Tensor]:
+    products = count(dim, degree)
+    return torch.empty(degree, products, dtype=torch.long), torch.empty(products, dtype=torch.float64)
+
+
+@functools.lru_cache(maxsize=32)
+def _table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
     if degree == 2:
         indices = torch.triu_indices(dim, dim)
     else:
         indices = torch.tensor(list(combinations_with_replacement(range(dim), degree)), dtype=torch.long).T
     weights = torch.full((indices.shape[1],), float(math.factorial(degree)), dtype=torch.float64)
     run = torch.ones_like(weights)
-    for previous, current in zip(indices[:-1], indices[1:]):
+    for previous, current in pairwise(indices):
         run = torch.where(previous == current, run + 1, 1.0)
         weights = weights / run  # divides by the factorial of each run of equal factors
-    return indices.to(device), weights.sqrt().to(device)
+    return indices, weights.sqrt()
 
 
 def monomials(x: Tensor, degree: int) -> Tensor:
@@ -34,7 +47,7 @@ def monomials(x: Tensor, degree: int) -> Tensor:
         return torch.ones_like(x[..., :1])
     if degree == 1:
         return x
-    indices, weights = _table(x.shape[-1], degree, x.device)
+    indices, weights = (part.to(x.device) for part in table(x.shape[-1], degree))
     product = x[..., indices[0]]
     for row in indices[1:]:
         product = product * x[..., row]

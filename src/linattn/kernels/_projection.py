@@ -1,21 +1,31 @@
 """Random projections, drawn from a seed of their own so that a kernel is the same on every machine and every run."""
 
+import functools
+
 import torch
 from torch import Tensor
 
 
-def gaussian(rows: int, dim: int, seed: int) -> Tensor:
-    """(rows, dim), independent standard normal entries."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, dim, generator=generator, dtype=torch.float64)
+# An operator, because torch.compile cannot look into a random generator: in a graph it is one node.
+@torch.library.custom_op("linattn::draw", mutates_args=())
+def draw(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
+    """(rows, dim) of float32, standard normal; orthogonal in blocks of `dim` rows, each row alone still normal."""
+    return _drawn(rows, dim, seed, orthogonal).clone()
 
 
-def orthogonal(rows: int, dim: int, seed: int) -> Tensor:
-    """(rows, dim) in blocks of `dim` orthogonal rows; each row alone is still a standard normal vector."""
+@functools.lru_cache(maxsize=64)
+def _drawn(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
+    if not orthogonal:
+        return torch.randn(rows, dim, generator=generator, dtype=torch.float64).float()
     blocks = []
     for start in range(0, rows, dim):
         directions = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64)).Q.T
         norms = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
         blocks.append((directions * norms)[: rows - start])
-    return torch.cat(blocks) if blocks else torch.empty(0, dim, dtype=torch.float64)
+    return torch.cat(blocks).float()
+
+
+@draw.register_fake
+def _(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
+    return torch.empty(rows, dim)

@@ -19,11 +19,14 @@ class Kernel(nn.Module):
         stands_for_softmax: `scale=None` then means 1/sqrt(dim), as in torch; otherwise 1.
         positive: the similarity is never negative, so that denominators keep their sign.
         any_dim: it holds no weights of a given dim, and so takes tokens of any.
+        only_parameters: its features depend on nothing but the tokens, its parameters and constants. A kernel that
+            uses other tensors with gradients leaves this False, and is differentiated by torch's own checkpoints.
     """
 
     stands_for_softmax: bool = False
     positive: bool = True
     any_dim: bool = False
+    only_parameters: bool = False
 
     def __init__(self, dim: int | None = None):
         super().__init__()
@@ -50,6 +53,10 @@ class Kernel(nn.Module):
     def features_for(self, dim: int) -> int:
         """How many features a token of this dim gets."""
         raise NotImplementedError
+
+    def projection_flops(self, dim: int) -> int:
+        """FLOPs of the matrix products that make the features of one token."""
+        return 0
 
     # What the sums use ---------------------------------------------------------------------------------------------
 

@@ -72,7 +72,9 @@ class Custom(Kernel):
 
 def _is_plain(x: Tensor) -> bool:
     """Values can be looked at: not while compiling, under vmap, or on a device that would have to be waited for."""
-    return not torch.compiler.is_compiling() and x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return x.device.type == "cpu"
 
 
 def _name(phi: object) -> str:

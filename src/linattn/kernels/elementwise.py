@@ -12,6 +12,7 @@ class Elementwise(Kernel):
     """phi applied to sqrt(scale) x, coordinate by coordinate; one feature for each."""
 
     any_dim = True
+    only_parameters = True
 
     def phi(self, x: Tensor) -> Tensor:
         raise NotImplementedError

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from . import _projection
+from ._projection import draw
 from .base import Kernel
 
 
@@ -27,6 +27,8 @@ class Learned(Kernel):
         seed: of the random rows.
     """
 
+    only_parameters = True
+
     def __init__(
         self,
         dim: int,
@@ -43,13 +45,16 @@ class Learned(Kernel):
         self.features, self.heads, self.kv_heads, self.seed = features, heads, kv_heads or heads, seed
         start = torch.eye(dim)[:features]
         if features > dim:
-            extra = nn.functional.normalize(_projection.orthogonal(features - dim, dim, seed), dim=-1)
-            start = torch.cat([start, extra.float()])
+            extra = nn.functional.normalize(draw(features - dim, dim, seed, True), dim=-1)
+            start = torch.cat([start, extra])
         self.query_map = nn.Parameter(start.clone() if heads is None else start.repeat(heads, 1, 1))
         self.key_map = nn.Parameter(start.clone() if self.kv_heads is None else start.repeat(self.kv_heads, 1, 1))
 
     def features_for(self, dim: int) -> int:
         return 2 * self.features
+
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.features
 
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
         return self._map(query, self.query_map, scale)

@@ -1,6 +1,5 @@
 """The one table of names, so that `kernel="positive"` means a default kernel with a fixed seed."""
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -27,9 +26,7 @@ NAMES: dict[str, Callable[[int], Kernel]] = {
 }
 
 
-@functools.lru_cache(maxsize=256)
-def _build(name: str, dim: int, device: torch.device) -> Kernel:
-    return NAMES[name](dim).to(device)
+_built: dict[tuple[str, int, torch.device], Kernel] = {}
 
 
 def resolve(kernel: "Kernel | str", dim: int, device: torch.device) -> Kernel:
@@ -40,4 +37,8 @@ def resolve(kernel: "Kernel | str", dim: int, device: torch.device) -> Kernel:
         raise TypeError(f"kernel must be a Kernel or a name, got {type(kernel).__name__}; names: {', '.join(NAMES)}.")
     if kernel not in NAMES:
         raise ValueError(f"unknown kernel {kernel!r}; names: {', '.join(NAMES)}.")
-    return _build(kernel, dim, device)
+    if torch.compiler.is_compiling():
+        return NAMES[kernel](dim).to(device)
+    if (kernel, dim, device) not in _built:
+        _built[kernel, dim, device] = NAMES[kernel](dim).to(device)
+    return _built[kernel, dim, device]

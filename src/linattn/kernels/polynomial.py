@@ -31,6 +31,7 @@ class Polynomial(Kernel):
     """
 
     any_dim = True
+    only_parameters = True
 
     def __init__(
         self,
@@ -84,4 +85,6 @@ class Polynomial(Kernel):
 
     def extra_repr(self) -> str:
         text = f"degree={self.degree}, offset={self.offset:g}"
-        return text if self.sketch is None else f"{text}, sketch={self.sketch.features}, dim={self.dim}, seed={self.seed}"
+        return (
+            text if self.sketch is None else f"{text}, sketch={self.sketch.features}, dim={self.dim}, seed={self.seed}"
+        )

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from . import _projection
+from ._projection import draw
 from .base import Kernel, softmax_similarity
 from .precondition import Precondition, prepare_key, prepare_query
 
@@ -31,6 +31,7 @@ class Positive(Kernel):
     """
 
     stands_for_softmax = True
+    only_parameters = True
 
     def __init__(
         self,
@@ -56,12 +57,15 @@ class Positive(Kernel):
         self.mean_square = mean_square
         self.exponent = optimal_exponent(dim, mean_square or 2 * math.sqrt(dim)) if optimal else 0.0  # A
         self.precondition = precondition
-        draw = _projection.orthogonal if orthogonal else _projection.gaussian
-        self.register_buffer("projection", draw(features // 2 if hyperbolic else features, dim, seed).float())
+        rows = features // 2 if hyperbolic else features
+        self.register_buffer("projection", draw(rows, dim, seed, orthogonal))
         self.projection: Tensor  # (r, dim), or (r / 2, dim) for pairs
 
     def features_for(self, dim: int) -> int:
         return self.features
+
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.projection.shape[0]
 
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
         return softmax_similarity(self, query, key, scale)
@@ -83,7 +87,7 @@ class Positive(Kernel):
             square = projection.square().sum(-1)
             logits = logits + self.exponent * (torch.cat([square, square]) if self.hyperbolic else square)
         top = logits.detach().amax(-1, keepdim=True)
-        constant = self.dim / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
+        constant = x.shape[-1] / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
         weight = top.squeeze(-1) - x.square().sum(-1) / 2 + constant
         return (logits - top).exp(), weight if log_weight is None else weight + log_weight
 

@@ -55,15 +55,16 @@ class Precondition(nn.Module):
         self.register_buffer("query_map", query_map)  # A^-T
 
     @classmethod
-    def from_samples(cls, query: Tensor, key: Tensor, *, per_head: bool = False, balanced: bool = True):
+    def from_samples(
+        cls, query: Tensor, key: Tensor, *, per_head: bool = False, balanced: bool = True
+    ) -> "Precondition":
         """Statistics of sample queries and keys (..., heads, tokens, dim), over everything or for each kv head."""
         heads = key.shape[-3] if per_head else 1
         query_rows, key_rows = (_rows(x, heads) for x in (query.detach(), key.detach()))  # (heads, n, dim)
-        means = [x.mean(1) for x in (query_rows, key_rows)]
-        covariances = [_covariance(x) for x in (query_rows, key_rows)] if balanced else [None, None]
-        if not per_head:
-            means = [m[0] for m in means]
-            covariances = [None if c is None else c[0] for c in covariances]
+        means = [x.mean(1) if per_head else x.mean(1)[0] for x in (query_rows, key_rows)]
+        if not balanced:
+            return cls(*means)
+        covariances = [_covariance(x) if per_head else _covariance(x)[0] for x in (query_rows, key_rows)]
         return cls(*means, *covariances)
 
     def query(self, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +89,9 @@ class Precondition(nn.Module):
             return statistic
         heads = statistic.shape[0]
         if x.dim() < 3 or x.shape[-3] % heads:
-            raise ValueError(f"Precondition has statistics of {heads} kv heads; tokens of shape {tuple(x.shape)} do not.")
+            raise ValueError(
+                f"Precondition has statistics of {heads} kv heads; tokens of shape {tuple(x.shape)} do not."
+            )
         statistic = statistic.repeat_interleave(x.shape[-3] // heads, 0)
         return statistic if rows else statistic.unsqueeze(-2)
 
@@ -141,8 +144,9 @@ def balance(query_covariance: Tensor, key_covariance: Tensor) -> tuple[Tensor, T
 
 def _rows(x: Tensor, heads: int) -> Tensor:
     """(..., heads * g, tokens, dim) -> (heads, rows, dim), in float64."""
-    grouped = x.double().reshape(-1, heads, x.shape[-3] // heads, *x.shape[-2:]) if heads > 1 else x.double()[None, None]
-    return grouped.movedim(1, 0).reshape(heads, -1, x.shape[-1]).to(torch.float64)
+    x = x.double()
+    grouped = x.reshape(-1, heads, x.shape[-3] // heads, *x.shape[-2:]) if heads > 1 else x[None, None]
+    return grouped.movedim(1, 0).reshape(heads, -1, x.shape[-1])
 
 
 def _covariance(rows: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Taylor(Kernel):
 
     stands_for_softmax = True
     any_dim = True
+    only_parameters = True
 
     def __init__(self, order: int = 2, *, precondition: Precondition | None = None, dim: int | None = None):
         super().__init__(dim)

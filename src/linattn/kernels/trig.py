@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from . import _projection
+from ._projection import draw
 from .base import Kernel, softmax_similarity
 from .precondition import Precondition, prepare_key, prepare_query
 
@@ -35,6 +35,7 @@ class Trig(Kernel):
     """
 
     stands_for_softmax = True
+    only_parameters = True
     positive = False
 
     def __init__(
@@ -66,10 +67,9 @@ class Trig(Kernel):
                 stacklevel=2,
             )
         self.features, self.normalize, self.orthogonal, self.seed = features, normalize, orthogonal, seed
-        self.learn_temperature = learn_temperature
+        self.learn_temperature, self.given_temperature = learn_temperature, temperature
         self.precondition = precondition
-        draw = _projection.orthogonal if orthogonal else _projection.gaussian
-        self.register_buffer("projection", draw(features, dim, seed).float())
+        self.register_buffer("projection", draw(features, dim, seed, orthogonal))
         self.projection: Tensor  # (r, dim), standard normal: divided by sigma where it is used
         log_temperature = torch.tensor(math.log(temperature))
         self.log_temperature: Tensor
@@ -80,6 +80,9 @@ class Trig(Kernel):
 
     def features_for(self, dim: int) -> int:
         return 2 * self.features
+
+    def projection_flops(self, dim: int) -> int:
+        return 2 * dim * self.features
 
     @property
     def temperature(self) -> Tensor:
@@ -118,5 +121,4 @@ class Trig(Kernel):
         text += ", orthogonal=True" * self.orthogonal
         if self.learn_temperature:
             return text + ", learn_temperature=True"
-        temperature = math.exp(self.log_temperature.item())
-        return text if temperature == 1 else f"{text}, temperature={temperature:g}"
+        return text if self.given_temperature == 1 else f"{text}, temperature={self.given_temperature:g}"

@@ -1,0 +1,7 @@
+"""Measures: how faithful, how costly, how fast."""
+
+from .clock import Timing, peak_memory, timing
+from .cost import Cost, cost
+from .fidelity import Fidelity, fidelity
+
+__all__ = ["Cost", "Fidelity", "Timing", "cost", "fidelity", "peak_memory", "timing"]

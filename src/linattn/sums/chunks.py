@@ -24,7 +24,13 @@ def absorb(features: Tensor, beta: Tensor | None, values: Tensor, sums: Tensor, 
 
 
 def causal(
-    query_features: Tensor, features: Tensor, beta: Tensor | None, values: Tensor, sums: Tensor, scale: Tensor, chunk: int
+    query_features: Tensor,
+    features: Tensor,
+    beta: Tensor | None,
+    values: Tensor,
+    sums: Tensor,
+    scale: Tensor,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Numerators and denominators (B,H,G,T,M+1) of a causal stretch, and the sums and scale after it.
 
@@ -54,13 +60,15 @@ def causal(
         prefix = (mix @ blocks.flatten(3)).reshape(blocks.shape)
         row = torch.maximum(running[..., :-1, None], level.cummax(-1).values)  # (B, H, n, C): scale of each row
         row = _zero_where_empty(row)
-        within = (b.unsqueeze(-2) - row.unsqueeze(-1)).masked_fill(later, -torch.inf).exp().to(fk.dtype)  # (B, H, n, C, C)
+        within = (
+            (b.unsqueeze(-2) - row.unsqueeze(-1)).masked_fill(later, -torch.inf).exp().to(fk.dtype)
+        )  # (B, H, n, C, C)
         within = scores * within.unsqueeze(3)
         before = (running[..., :-1, None] - row).exp().to(fk.dtype).repeat(1, 1, 1, G).unsqueeze(-1)
         out = before * (fq @ prefix[:, :, :-1]) + within.reshape(B, H, n, G * C, C) @ v
         new_scale = running[..., -1]
     out = out.reshape(B, H, n, G, C, -1).transpose(2, 3).reshape(B, H, G, T, -1)
-    return out, prefix[:, :, -1], new_scale
+    return out, prefix[:, :, -1].clone(), new_scale  # a view would keep every prefix alive
 
 
 def divide(out: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,26 @@
 """The naive twin: attention as its definition reads, in O(N^2). Ground truth for tests, and the way to see a kernel."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..kernels.base import Kernel
+from ..kernels.base import Kernel, compute_dtype
 from ..kernels.exact import Exact
 
 
-def weights(
+def weights(query: Tensor, key: Tensor, kernel: Kernel, **options: Any) -> Tensor:
+    """The attention matrix (..., heads, L, S) that a kernel implies; rows sum to 1, or are 0 where nothing is visible.
+
+    Options are those of `similarities`.
+    """
+    sim = similarities(query, key, kernel, **options)
+    total = sim.sum(-1, keepdim=True)
+    empty = total.detach().abs() <= torch.finfo(sim.dtype).tiny
+    return (sim / total.masked_fill(empty, 1)).masked_fill(empty, 0)
+
+
+def similarities(
     query: Tensor,
     key: Tensor,
     kernel: Kernel,
@@ -19,53 +32,51 @@ def weights(
     gate: Tensor | None = None,
     from_features: bool = True,
 ) -> Tensor:
-    """The attention matrix (..., heads, L, S) that a kernel implies; rows sum to 1, or are 0 where nothing is visible.
+    """Similarities (..., heads, L, S) of what each query may see, 0 elsewhere; every row up to a factor of its own.
 
     from_features: of the features themselves (what the linear form computes) or of the exact similarity.
     """
     groups = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
     if groups > 1:
         key = key.repeat_interleave(groups, -3)
+        decay, gate = (None if x is None else x.repeat_interleave(groups, -2) for x in (decay, gate))
     L, S = query.shape[-2], key.shape[-2]
     visible = torch.ones(L, S, dtype=torch.bool, device=query.device)
     if is_causal:
         visible = visible.tril(S - L)
     if key_mask is not None:
-        hidden = ~key_mask.unsqueeze(-1)
-        key = key.masked_fill(hidden.unsqueeze(-3) if key.dim() > 2 else hidden, 0)
-        visible = visible & key_mask.unsqueeze(-2).unsqueeze(-3) if query.dim() > 2 else visible & key_mask.unsqueeze(-2)
+        heads = (1,) * (key.dim() > 2)
+        key_mask = key_mask.reshape(*key_mask.shape[:-1], *heads, S)
+        key = key.masked_fill(~key_mask.unsqueeze(-1), 0)
+        visible = visible & key_mask.unsqueeze(-2)
     if isinstance(kernel, Exact):
-        logits = kernel._widen(query) @ kernel._widen(key).mT * kernel.logit_scale(query.shape[-1], scale)
-        return torch.nan_to_num(logits.masked_fill(~visible, -torch.inf).softmax(-1))
-    if from_features:
-        query_features, _ = kernel.scaled_query_features(query, scale=scale)
+        sim = torch.ones((), dtype=compute_dtype(query.dtype), device=query.device)
+        log_weight = kernel._widen(query) @ kernel._widen(key).mT * kernel.logit_scale(query.shape[-1], scale)
+    elif from_features:
         key_features, beta = kernel.scaled_key_features(key, scale=scale)
-        sim = query_features @ key_features.mT
+        sim = kernel.scaled_query_features(query, scale=scale)[0] @ key_features.mT
+        log_weight = torch.zeros_like(sim) if beta is None else beta.unsqueeze(-2)
     else:
-        sim, beta = kernel.similarity(query, key, scale=scale), None
-    sim = sim.masked_fill(~visible, 0)
-    log_weight = torch.zeros(key.shape[:-1], dtype=sim.dtype, device=sim.device) if beta is None else beta
+        sim = kernel.similarity(query, key, scale=scale)
+        log_weight = torch.zeros_like(sim)
     for forget in (decay, gate):
         if forget is not None:
-            forget = forget.repeat_interleave(groups, -2) if groups > 1 else forget
-            log_weight = log_weight - forget.log().cumsum(-1)
+            log_weight = log_weight - forget.log().cumsum(-1).unsqueeze(-2)
     if gate is not None:
-        log_weight = log_weight + (1 - (gate.repeat_interleave(groups, -2) if groups > 1 else gate)).log()
-    table = log_weight.unsqueeze(-2).expand(sim.shape).masked_fill(~visible, -torch.inf)
-    top = table.detach().amax(-1, keepdim=True) if S else table.new_zeros(*table.shape[:-1], 1)
-    sim = sim * (table - top.masked_fill(top == -torch.inf, 0)).exp()
-    total = sim.sum(-1, keepdim=True)
-    empty = total.detach().abs() <= torch.finfo(sim.dtype).tiny
-    return (sim / total.masked_fill(empty, 1)).masked_fill(empty, 0)
+        log_weight = log_weight + (1 - gate).log().unsqueeze(-2)
+    shape = torch.broadcast_shapes(sim.shape, log_weight.shape, visible.shape)
+    log_weight = log_weight.expand(shape).masked_fill(~visible, -torch.inf)
+    top = log_weight.detach().amax(-1, keepdim=True) if S else log_weight.new_zeros(*shape[:-1], 1)
+    return sim.expand(shape).masked_fill(~visible, 0) * (log_weight - top.masked_fill(top == -torch.inf, 0)).exp()
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, **options: object) -> Tensor:
+def attention(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, **options: Any) -> Tensor:
     """weights @ value."""
-    matrix = weights(query, key, kernel, **options)  # type: ignore[arg-type]
+    matrix = weights(query, key, kernel, **options)
     groups = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
     if groups > 1:
         value = value.repeat_interleave(groups, -3)
     if options.get("key_mask") is not None:
-        hidden = ~options["key_mask"].unsqueeze(-1)  # type: ignore[attr-defined]
+        hidden = ~options["key_mask"].unsqueeze(-1)
         value = value.masked_fill(hidden.unsqueeze(-3) if value.dim() > 2 else hidden, 0)
     return matrix @ value.to(matrix.dtype)

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..kernels.base import Kernel
 from . import _safetensors
+from .gates import log_gates
 
 VERSION = 1
 Self = TypeVar("Self", bound="State")
@@ -134,6 +136,58 @@ class Sums(State):
             guarded=torch.zeros(shape, dtype=torch.int64, device=device),
         )
 
+    def subtract(
+        self,
+        key: Tensor,
+        value: Tensor,
+        kernel: Kernel,
+        *,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> "Sums":
+        """The state before its last tokens, whose keys, values, mask and gates are given again: a roll-back.
+
+        Exact up to rounding. Where those tokens outweigh all others by more than float32's digits, nothing is left to
+        recover, and an error says so: keep a clone() from before them instead.
+        """
+        if kernel.signature(scale) != self.kernel:
+            raise ValueError(
+                f"this state was made by {self.kernel}; {kernel.signature(scale)} cannot take tokens out of it."
+            )
+        if key_mask is not None:
+            hidden = ~key_mask[..., None, :, None]
+            key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
+        features, log_weight = kernel.scaled_key_features(key, scale=scale)
+        level = features.new_zeros(features.shape[:-1]) if log_weight is None else log_weight
+        total = features.new_zeros(())
+        log_decay, log_input = log_gates(decay, gate)
+        if log_decay is not None:
+            total = log_decay.sum(-1)
+            level = level + total.unsqueeze(-1) - log_decay.cumsum(-1) + (0 if log_input is None else log_input)
+        if key_mask is not None:
+            level = level.masked_fill(~key_mask.unsqueeze(-2), -torch.inf)
+        weighted = features * (level - self.log_scale.unsqueeze(-1)).exp().to(features.dtype).unsqueeze(-1)
+        taken = weighted.sum(-2)
+        Z = self.Z - taken
+        if kernel.positive and bool((-1e-3 * self.Z.abs().amax(-1, keepdim=True) > Z).any()):
+            raise ValueError("these tokens are not the last ones of this state: more would be taken out than it holds.")
+        lost = (Z.abs().sum(-1) < 1e-4 * self.Z.abs().sum(-1)) & (self.tokens > _visible(key, key_mask))
+        if bool(lost.any()):
+            raise ValueError(
+                "the last tokens outweigh all earlier ones, so these cannot be recovered by subtraction: "
+                "keep a clone() of the state from before them."
+            )
+        tokens = self.tokens - _visible(key, key_mask)
+        return dataclasses.replace(
+            self,
+            S=self.S - weighted.mT @ value.to(weighted.dtype),
+            Z=Z,
+            log_scale=(self.log_scale - total).to(self.log_scale.dtype).masked_fill(tokens == 0, -torch.inf),
+            tokens=tokens,
+        )
+
     @property
     def feature_dim(self) -> int:
         return self.S.shape[-2]
@@ -167,3 +221,7 @@ class Cache(State):
         return dataclasses.replace(
             self, key=self.key[..., :keep, :], value=self.value[..., :keep, :], visible=self.visible[..., :keep]
         )
+
+
+def _visible(key: Tensor, key_mask: Tensor | None) -> Tensor | int:
+    return key.shape[-2] if key_mask is None else key_mask.sum(-1, keepdim=True)
