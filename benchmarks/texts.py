@@ -51,7 +51,9 @@ def texts(folder: Path) -> dict[str, str]:
         pages.feed((share / f"anarchism/html/{name}.html").read_text(errors="replace"))
     bible = [folder / "usr/bin/bible", "-p", folder / "usr/lib", "-f", "Ruth1:1-Job42:17"]
     verses = subprocess.run(bible, check=True, capture_output=True, text=True).stdout.splitlines()
-    man = subprocess.run(["man", "bash"], check=True, capture_output=True, text=True, env={"MANWIDTH": "80", "PATH": "/usr/bin:/bin"})
+    man = subprocess.run(
+        ["man", "bash"], check=True, capture_output=True, text=True, env={"MANWIDTH": "80", "PATH": "/usr/bin:/bin"}
+    )
     licences = [(Path("/usr/share/common-licenses") / name).read_text() for name in LICENCES]
     return {
         "prose": "".join(pages.parts).strip(),
@@ -60,7 +62,9 @@ def texts(folder: Path) -> dict[str, str]:
         "old-english": "\n".join(verse.split(" ", 1)[1] for verse in verses if " " in verse),
         # Their openings first: they repeat each other almost word for word, so that even a short stretch repeats itself.
         "licences": "\n".join([text[:2800] for text in licences] + licences),
-        "calibration": gzip.decompress((share / "jargon-text/jargon.txt.gz").read_bytes()).decode(errors="replace")[40000:],
+        "calibration": gzip.decompress((share / "jargon-text/jargon.txt.gz").read_bytes()).decode(errors="replace")[
+            40000:
+        ],
     }
 
 

@@ -9,7 +9,6 @@ transformers = pytest.importorskip("transformers")
 
 from transformers import EncoderDecoderCache  # noqa: E402
 
-import linattn.hf  # noqa: E402
 from linattn import NearFar  # noqa: E402
 from linattn.hf import StateCache, attach, detach  # noqa: E402
 
@@ -38,11 +37,24 @@ def build(family, **changes):
         "mistral": lambda: transformers.MistralConfig(**{**GQA, "sliding_window": None, **changes}),
         "gemma": lambda: transformers.GemmaConfig(**{**GQA, "head_dim": 8, **changes}),
         "gemma3": lambda: transformers.Gemma3TextConfig(
-            **{**GQA, "head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], **changes}
+            **{
+                **GQA,
+                "head_dim": 8,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+                **changes,
+            }
         ),
         "gemma2": lambda: transformers.Gemma2Config(**{**GQA, "head_dim": 8, **changes}),
         "gpt2": lambda: transformers.GPT2Config(
-            vocab_size=60, n_positions=512, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=59, pad_token_id=0
+            vocab_size=60,
+            n_positions=512,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=1,
+            eos_token_id=59,
+            pad_token_id=0,
         ),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**SIZES, **changes}),
         "bert": lambda: transformers.BertConfig(**{**SIZES, **changes}),
@@ -141,7 +153,9 @@ def test_chunked_prefill_and_a_prompt_used_twice():
     model, ids = attach(build("llama"), NearFar(**KERNEL)), tokens(1, 70)
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
     expected = model.generate(ids, use_cache=False, **options)
-    assert torch.equal(model.generate(ids, past_key_values=StateCache(model), prefill_chunk_size=16, **options), expected)
+    assert torch.equal(
+        model.generate(ids, past_key_values=StateCache(model), prefill_chunk_size=16, **options), expected
+    )
     prompt = StateCache(model)
     logits(model, ids[:, :50], past_key_values=prompt)
     for _ in range(2):

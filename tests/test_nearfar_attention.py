@@ -1,5 +1,7 @@
 """Near/far attention: exact where it says so, the same however a sequence is cut, and never looking ahead."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -165,7 +167,7 @@ def test_packed_sequences_are_separate_sequences():
     bounds = [0, 180, 190, 300]
     kernel = NearFar(**SMALL)
     packed = attention(q, k, v, kernel=kernel, cu_seqlens=bounds, **CAUSAL)
-    for a, b in zip(bounds, bounds[1:]):
+    for a, b in itertools.pairwise(bounds):
         alone = attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel=kernel, **CAUSAL)
         torch.testing.assert_close(packed[:, :, a:b], alone, atol=1e-5, rtol=0)
 
@@ -241,7 +243,9 @@ def test_gradients_of_merged_keys_agree_with_finite_differences(causal):
     kernel = NearFar(window=8, slots=8, sinks=2, block=8)
     weight = torch.randn(1, 1, 120, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     inputs = [k.requires_grad_(), v.requires_grad_()]
-    way = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype) for i, x in enumerate(inputs)]
+    way = [
+        torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype) for i, x in enumerate(inputs)
+    ]
 
     def f(t):
         moved = [x + t * d for x, d in zip(inputs, way)]

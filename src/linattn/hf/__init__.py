@@ -9,7 +9,8 @@ if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(f"linattn.hf needs transformers 5, found {transformers.__version__}: pip install 'linattn[hf]'.")
 
 from .attach import attach, detach
+from .budgets import Calibration
 from .cache import StateCache
-from .calibrate import Calibration, calibrate
+from .calibrate import calibrate
 
 __all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach"]

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..kernels import Kernel, resolve
 from ..nearfar import NearFar
 from .attention import NAME, note_cache, register
+from .budgets import Calibration
+from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
 
 KernelLike = Kernel | str
 
@@ -19,7 +20,7 @@ class Attached:
     """What `attach` changed, so that `detach` can put it back."""
 
     layers: set[int] = field(default_factory=set)  # indices of the decoder's (or the only) self-attention layers
-    modules: list[nn.Module] = field(default_factory=list)
+    modules: list[Any] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, str | None]] = field(default_factory=list)
 
@@ -36,7 +37,8 @@ def attach(
         model: a transformers model: decoder (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, ..), encoder (BERT, ..) or both
             (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
         kernel: one kernel or name for all layers, or a mapping from layer index to kernel, where layers that are not
-            named keep their own attention. None is NearFar().
+            named keep their own attention. None is NearFar(), with the budgets that `calibrate` saved in the model's folder
+            if it did.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
     """
     if getattr(model, "_linattn", None) is not None:
@@ -48,6 +50,8 @@ def attach(
         raise ValueError(
             f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
         )
+    if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
+        kernel, budgets = saved.near_far(), saved.budgets
     attached = Attached()
     chosen = []
     for name, module in found:
@@ -61,7 +65,7 @@ def attach(
             "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
         )
     register()
-    for config in _configs(model):
+    for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
@@ -91,37 +95,6 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def attention_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that call transformers' attention interface, by name."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if hasattr(module, "is_causal") and hasattr(module, "layer_idx") and hasattr(module, "config")
-    ]
-
-
-def is_sliding(module: Any) -> bool:
-    window = getattr(module, "sliding_window", None)
-    if window is None and getattr(module.config, "layer_types", None) is None:
-        window = getattr(module.config, "sliding_window", None)
-    return window is not None
-
-
-def refuse_unsupported(name: str, module: Any) -> None:
-    """What a layer does that linear-time attention cannot keep is an error now, not a wrong number later."""
-    reasons = {
-        "a relative position bias (has_relative_attention_bias)": hasattr(module, "has_relative_attention_bias"),
-        "capped logits (attn_logit_softcapping)": getattr(module, "attn_logit_softcapping", None) is not None,
-        "learned sinks in its softmax (sinks)": hasattr(module, "sinks"),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ValueError(
-                f"cannot attach to {name} ({type(module).__name__}): it has {reason}, which near/far and linear kernels "
-                "have no form for."
-            )
-
-
 def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[int]] | None) -> Kernel:
     weight = next(module.parameters())
     head_dim = getattr(module, "head_dim", None) or module.config.hidden_size // module.config.num_attention_heads
@@ -131,8 +104,3 @@ def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[
     if not isinstance(own, NearFar):
         raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
     return own.with_slots(budgets[module.layer_idx])
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    return list(found.values())

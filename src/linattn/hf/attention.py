@@ -43,7 +43,15 @@ def attend(
     kernel = getattr(module, "linattn_kernel", None)
     if kernel is None:
         return sdpa_attention_forward(
-            module, query, key, value, _full_mask(module, query, key, attention_mask, is_causal), dropout, scaling, is_causal, **kwargs
+            module,
+            query,
+            key,
+            value,
+            _full_mask(module, query, key, attention_mask, is_causal),
+            dropout,
+            scaling,
+            is_causal,
+            **kwargs,
         )
     for name, why in _REFUSED.items():
         if kwargs.get(name) is not None:
@@ -106,7 +114,9 @@ def _state_layer(module: nn.Module) -> StateLayer | None:
     return layer if isinstance(layer, StateLayer) else None
 
 
-def _full_mask(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None) -> Tensor | None:
+def _full_mask(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None
+) -> Tensor | None:
     """A layer that keeps its attention needs the whole table where others are given the 2-D mask."""
     if mask is None or mask.dim() == 4:
         return mask

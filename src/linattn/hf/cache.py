@@ -81,6 +81,8 @@ class StateCache(Cache):
     Layers that keep their own attention, such as sliding-window ones, keep their own cache too.
     """
 
+    layers: list[Any]
+
     def __init__(self, model: PreTrainedModel):
         text_config = model.config.get_text_config(decoder=True)
         kept = getattr(model, "_linattn", None)
@@ -134,7 +136,7 @@ def _layer(config: PreTrainedConfig, index: int, attached: set[int]) -> CacheLay
     return DynamicLayer()
 
 
-def _clone(layer: CacheLayerMixin) -> CacheLayerMixin:
+def _clone(layer: Any) -> Any:
     new = object.__new__(type(layer))
     new.__dict__.update(layer.__dict__)
     for name, x in layer.__dict__.items():

@@ -1,11 +1,8 @@
 """Which heads need how many slots: measured on a text, handed out greedily, kept beside the model."""
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,78 +14,10 @@ from transformers.masking_utils import sdpa_mask
 
 from .._functional import attention
 from ..nearfar import NearFar
-from ..sums import _safetensors
-from .attach import attention_modules, is_sliding, refuse_unsupported
+from .budgets import Calibration, hand_out
+from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
 
-STEM = "linattn-budgets"
 _PROBE = "linattn_probe"
-
-
-@dataclass
-class Calibration:
-    """Budgets per layer and kv head, and the errors they were chosen by.
-
-    Attributes:
-        kernel: the arguments of the NearFar kernel that was measured, slots aside.
-        budgets: layer -> slots of each kv head.
-        sizes: the numbers of slots that were tried.
-        errors: (layers, kv heads, sizes), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
-    """
-
-    kernel: dict[str, Any]
-    budgets: dict[int, list[int]]
-    sizes: list[int]
-    errors: Tensor
-
-    @property
-    def mean_slots(self) -> float:
-        heads = [m for row in self.budgets.values() for m in row]
-        return sum(heads) / len(heads)
-
-    def near_far(self) -> NearFar:
-        return NearFar(**self.kernel)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
-        path = Path(folder)
-        content = {**asdict(self), "budgets": {str(k): v for k, v in self.budgets.items()}}
-        del content["errors"]
-        _safetensors.save(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
-        temporary = path / f".{STEM}.{os.getpid()}"
-        temporary.write_text(json.dumps(content, indent=1))
-        os.replace(temporary, path / f"{STEM}.json")
-
-    @staticmethod
-    def load(folder: str | os.PathLike[str]) -> "Calibration":
-        path = Path(folder)
-        try:
-            content = json.loads((path / f"{STEM}.json").read_text())
-            tensors, _ = _safetensors.load(path / f"{STEM}.safetensors")
-            budgets = {int(k): [int(m) for m in v] for k, v in content["budgets"].items()}
-            return Calibration(content["kernel"], budgets, content["sizes"], tensors["errors"])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path / STEM}.json is not a calibration of linattn: {error!r}") from error
-
-    @staticmethod
-    def find(model: PreTrainedModel) -> "Calibration | None":
-        """The calibration in the folder that a model was loaded from, if there is one."""
-        folder = Path(getattr(model, "name_or_path", "") or "/nonexistent")
-        return Calibration.load(folder) if (folder / f"{STEM}.json").is_file() else None
-
-    def picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws budgets and errors per layer and head. Needs matplotlib."""
-        from matplotlib.figure import Figure
-
-        layers = sorted(self.budgets)
-        chosen = torch.tensor([self.budgets[i] for i in layers]).T
-        index = torch.tensor([[self.sizes.index(m) for m in self.budgets[i]] for i in layers])
-        left = self.errors.gather(2, index.unsqueeze(-1)).squeeze(-1).T
-        figure = Figure(figsize=(10, 5), layout="constrained")
-        for axis, table, title in zip(figure.subplots(2, 1), (chosen, left), ("slots", "error that is left")):
-            shown = axis.imshow(table.clamp_min(1e-9).log10(), aspect="auto", cmap="viridis")
-            axis.set(title=f"{title} (log10)", xlabel="layer", ylabel="kv head")
-            figure.colorbar(shown, ax=axis)
-        figure.savefig(path)
 
 
 def calibrate(
@@ -115,29 +44,14 @@ def calibrate(
         raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
-    kernel = kernel or NearFar()
+    near_far = kernel or NearFar()
     ids = repeating(input_ids)
     largest = ids.shape[1]
     sizes = [m for m in (8 * 2**i for i in range(32)) if m < largest] + [largest]
-    found = [(n, m) for n, m in attention_modules(model) if not is_sliding(m)]
-    for name, module in found:
-        refuse_unsupported(name, module)
-    order = {id(module): i for i, (_, module) in enumerate(found)}
-    with tqdm(total=len(found), desc="calibrate", unit="layer", disable=not progress) as bar, _probing(model) as probe:
-        rows: dict[int, Tensor] = {}
-
-        def measure(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, scale: Any, causal: bool) -> None:
-            if id(module) in order:
-                rows[order[id(module)]] = _errors(kernel, sizes, module, query, key, value, exact, scale, causal)
-                bar.update()
-
-        probe.append(measure)
-        with torch.inference_mode():
-            model(ids, use_cache=False)
-    errors = torch.stack([rows[i] for i in range(len(found))])
-    layers = [int(module.layer_idx) for _, module in found]
+    errors = torch.stack(measure_layers(model, ids, lambda _: [near_far.with_slots(m) for m in sizes], progress))
+    layers = [int(module.layer_idx) for _, module in _measured(model)]
     budgets = hand_out(errors, sizes, mean_slots)
-    shape = {"window": kernel.window, "sinks": kernel.sinks, "block": kernel.block, "alpha": kernel.alpha}
+    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha")}
     result = Calibration(shape, dict(zip(layers, budgets)), sizes, errors)
     if save is not None:
         result.save(save)
@@ -151,41 +65,41 @@ def repeating(input_ids: Tensor) -> Tensor:
     return torch.cat([input_ids[:, :c], input_ids[:, a:b], input_ids[:, c : n - (b - a)]], 1)
 
 
-def hand_out(errors: Tensor, sizes: Sequence[int], mean_slots: int) -> list[list[int]]:
-    """Greedy: the step that removes most error per slot goes first, until the mean is reached."""
-    layers, heads, _ = errors.shape
-    best = errors.cummin(-1).values.tolist()  # more slots never count as worse
-    level = [[0] * heads for _ in range(layers)]
-    left = mean_slots * layers * heads - sizes[0] * layers * heads
-    while True:
-        steps = [
-            ((best[i][h][level[i][h]] - best[i][h][to]) / (sizes[to] - sizes[level[i][h]]), i, h, to)
-            for i in range(layers)
-            for h in range(heads)
-            for to in range(level[i][h] + 1, len(sizes))
-            if sizes[to] - sizes[level[i][h]] <= left
-        ]
-        gain, i, h, to = max(steps, default=(0.0, 0, 0, 0))
-        if gain <= 0:
-            return [[sizes[m] for m in row] for row in level]
-        left -= sizes[to] - sizes[level[i][h]]
-        level[i][h] = to
+def measure_layers(
+    model: PreTrainedModel, ids: Tensor, kernels: Callable[[int], Sequence[NearFar]], progress: bool = False
+) -> list[Tensor]:
+    """Errors (kv heads, kernels) of every global attention layer, given exact inputs.
+
+    kernels: layer index -> what to try there. An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's
+    part in the numerator and of the whole layer in the denominator.
+    """
+    modules = _measured(model)
+    rows: dict[int, Tensor] = {}
+    with tqdm(total=len(modules), desc="layers", disable=not progress) as bar, _probing(model) as probe:
+
+        def measure(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
+        ) -> None:
+            size_of = _sizes_by_head(module, key.shape[1], query.shape[1] // key.shape[1], value.shape[-1])
+            outs = (attention(query, key, value, kernel=k, **options) for k in kernels(module.layer_idx))
+            rows[id(module)] = torch.stack([size_of(out - exact) for out in outs], -1) / size_of(exact).sum()
+            bar.update()
+
+        probe.append(measure)
+        with torch.inference_mode():
+            model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
+    return [rows[id(module)] for _, module in modules]
 
 
-def _errors(
-    kernel: NearFar,
-    sizes: Sequence[int],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    exact: Tensor,
-    scale: float | None,
-    causal: bool,
-) -> Tensor:
-    """(kv heads, sizes) of one layer; query, key, value as in linattn.attention, exact (B, H, L, M)."""
-    H, M = key.shape[1], value.shape[-1]
-    G = query.shape[1] // H
+def _measured(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    found = [(name, module) for name, module in attention_modules(model) if not is_sliding(module)]
+    for name, module in found:
+        refuse_unsupported(name, module)
+    return found
+
+
+def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tensor], Tensor]:
+    """|W_o x|^2 of each kv head's part, as a function of x (B, H G, L, M)."""
     weight = _output_weight(module)
     if weight is None:
         gram = torch.eye(G * M).expand(H, -1, -1)
@@ -194,15 +108,10 @@ def _errors(
         gram = parts.mT @ parts
 
     def size_of(x: Tensor) -> Tensor:
-        rows = x.unflatten(1, (H, G)).transpose(2, 3).flatten(3).transpose(0, 1).flatten(1, 2)  # (H, B L, G M)
+        rows = x.float().unflatten(1, (H, G)).transpose(2, 3).flatten(3).transpose(0, 1).flatten(1, 2)  # (H, B L, G M)
         return ((rows @ gram) * rows).sum((1, 2))
 
-    total = size_of(exact).sum()
-    table = []
-    for m in sizes:
-        out = attention(query, key, value, kernel=kernel.with_slots(m), is_causal=causal, scale=scale, enable_gqa=True)
-        table.append(size_of(out - exact) / total)
-    return torch.stack(table, -1)
+    return size_of
 
 
 def _output_weight(module: Any) -> Tensor | None:
@@ -224,13 +133,14 @@ def _probing(model: PreTrainedModel) -> Iterator[list[Any]]:
         out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         given = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if given is None else given
-        for show in seen:
-            show(module, query, key, value, out.transpose(1, 2), kwargs.get("scaling"), bool(causal))
+        options = {"is_causal": bool(causal), "scale": kwargs.get("scaling"), "enable_gqa": True}
+        for show in seen if not is_sliding(module) else ():
+            show(module, query, key, value, out.transpose(1, 2), options)
         return out, weights
 
     AttentionInterface.register(_PROBE, probe)
     AttentionMaskInterface.register(_PROBE, sdpa_mask)
-    configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+    configs = configs_of(model)
     before = [config._attn_implementation for config in configs]
     model.set_attn_implementation(_PROBE)
     try:

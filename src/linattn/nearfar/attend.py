@@ -55,13 +55,14 @@ def attend(
         pick = slice(None) if len(groups) == 1 else members
         q, e = x[:, pick], entries[:, pick]
         if is_causal:
-            out = part.causal(q, e, key_mask, want_state)
-        else:
-            out = part.whole(q, e, key_mask) if state is None else None
-            if out is None or want_state:
+            outs.append(part.causal(q, e, key_mask, want_state))
+        elif state is None:
+            outs.append(part.whole(q, e, key_mask))
+            if want_state:
                 part.absorb(q, e, key_mask)
-            out = part.read(q) if out is None else out
-        outs.append(out)
+        else:
+            part.absorb(q, e, key_mask)
+            outs.append(part.read(q))
         parts.append(part)
     order = torch.tensor([h for _, members in groups for h in members], device=x.device).argsort()
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)[:, order]

@@ -142,9 +142,7 @@ def _hidden(starts: Tensor, frontier: Tensor, kernel: NearFar) -> tuple[Tensor, 
     return sinks >= starts, position < torch.maximum(starts.clamp_max(kernel.sinks), frontier.unsqueeze(-1))
 
 
-def _sample(
-    kernel: NearFar, query: Tensor | None, memory: Memory, grid: Grid, dim: int
-) -> tuple[Tensor, Tensor]:
+def _sample(kernel: NearFar, query: Tensor | None, memory: Memory, grid: Grid, dim: int) -> tuple[Tensor, Tensor]:
     """Sampled queries with a one beside them (B, H, G, blocks, s, D + 1), zero where there is none; and the last block's."""
     stride, block = kernel.stride, kernel.block
     B, H, G, s = memory.queries.shape[:4]
@@ -152,7 +150,9 @@ def _sample(
     if query is None:
         laid = memory.queries.new_zeros(B, H, G, grid.blocks, s, dim + 1)
     else:
-        x = grid.place(query.detach(), 0, grid.blocks * block).reshape(B, H, G, grid.blocks, block, dim)[..., ::stride, :]
+        x = grid.place(query.detach(), 0, grid.blocks * block).reshape(B, H, G, grid.blocks, block, dim)[
+            ..., ::stride, :
+        ]
         laid = torch.nn.functional.pad(x, (0, 1), value=1.0)
         late = (position >= grid.ends().unsqueeze(-1))[:, None, None, :, :, None]
         laid = laid.masked_fill(late, 0)

@@ -103,9 +103,7 @@ def attend(kernel: NearFar, query: Tensor, entries: Tensor, visible: Tensor | No
     return torch.cat(rows, 3)[:, :, :, :N]
 
 
-def _blocks(
-    x: Tensor, near: Tensor, hidden: Tensor, share: Tensor, place: Tensor, far: Tensor, bias: Tensor
-) -> Tensor:
+def _blocks(x: Tensor, near: Tensor, hidden: Tensor, share: Tensor, place: Tensor, far: Tensor, bias: Tensor) -> Tensor:
     """x (B, H, s, r, D), near (B, H, s, k, E) and their shares and places (B, H, s, k): (B, H, s, r, M)."""
     D = x.shape[-1]
     far_logits = x @ far[..., :D].mT.unsqueeze(2) + bias[:, :, None, None, :]

@@ -29,7 +29,7 @@ class Part:
     def causal(self, query: Tensor, entries: Tensor, visible: Tensor | None, want_state: bool) -> Tensor:
         """Queries (B, H, G, L, D) at the last of the keys (B, H, S, E): (B, H, G, L, M)."""
         L, S = query.shape[3], entries.shape[2]
-        few = L < S and L <= self.kernel.window + self.size and max(self.tokens, default=0) == 0
+        few = L < S and self.kernel.window + self.size >= L and max(self.tokens, default=0) == 0
         if self.fits(_counts(entries, visible)) or (few and not want_state):
             out = self._exactly(query, entries, visible, is_causal=True)
             if want_state:
@@ -46,7 +46,7 @@ class Part:
         """Queries (B, H, G, L, D) that see all keys (B, H, S, E), of a memory that is still empty."""
         L, S, kernel = query.shape[3], entries.shape[2], self.kernel
         room = kernel.window + kernel.sinks + self.size
-        if self.fits(_counts(entries, visible)) or L <= room:
+        if self.fits(_counts(entries, visible)) or room >= L:
             return self._exactly(query, entries, visible, is_causal=False)
         if L != S or self.size == 0:
             return full.cross(query, entries, visible, room, kernel.alpha)
@@ -81,7 +81,9 @@ class Part:
 
     def _alive(self) -> Tensor:
         device = self.memory.near.device
-        return exact.live(self.memory, torch.tensor(self.tokens, device=device), torch.tensor(self.merged, device=device))
+        return exact.live(
+            self.memory, torch.tensor(self.tokens, device=device), torch.tensor(self.merged, device=device)
+        )
 
     def _keys_before(self, entries: Tensor, visible: Tensor | None, count: int) -> None:
         if count > 0:

@@ -91,7 +91,9 @@ def _plan(key: Tensor, weight: Tensor, size: int, metric: Tensor, alpha: float) 
     cost = cost.div_(inverse.unsqueeze(-1) + inverse.unsqueeze(-2))
     less = torch.ones(M, M, dtype=torch.bool, device=key.device).tril()
     cheapest, into = cost.masked_fill_(less, torch.inf).min(-1)
-    gone = torch.ones_like(empty).scatter_(2, cheapest.masked_fill(empty, -1).argsort(-1)[..., M - size :].sort(-1)[0], False)
+    gone = torch.ones_like(empty).scatter_(
+        2, cheapest.masked_fill(empty, -1).argsort(-1)[..., M - size :].sort(-1)[0], False
+    )
     # A source whose target goes too follows it.
     root = torch.where(gone, into, torch.arange(M, device=key.device))
     for _ in range(M.bit_length()):

@@ -11,7 +11,14 @@ HIDDEN = -1e30  # finite, so that a row that belongs to no token is not NaN
 
 
 def attend_few(
-    kernel: NearFar, query: Tensor, tokens: Tensor, sink: Tensor, far: Tensor, bias: Tensor, grid: Grid, merged: list[int]
+    kernel: NearFar,
+    query: Tensor,
+    tokens: Tensor,
+    sink: Tensor,
+    far: Tensor,
+    bias: Tensor,
+    grid: Grid,
+    merged: list[int],
 ) -> Tensor:
     """Queries (B, H, G, L, D) of the last L of the tokens (B, H, T, E), slots as the block sees them: (B, H, G, L, M)."""
     B, H, G, L, D = query.shape
