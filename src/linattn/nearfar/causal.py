@@ -61,26 +61,32 @@ def advance(
     frontier = _column(clock.merged, laid)  # (B, 1)
     incoming = (starts - window - block).unsqueeze(-1) + steps  # (B, blocks, block): positions
     fresh = (incoming >= frontier.clamp_min(kernel.sinks).unsqueeze(-1)) & (starts < ends).unsqueeze(-1)
-    fresh_any = fresh.flatten(2).any(-1).any(0).tolist()
+    fresh_any, fresh_all = fresh.any(-1).any(0).tolist(), fresh.all(-1).all(0).tolist()
 
     pieces, far, bias, moments = [], memory.slots, memory.bias, memory.moments
-    span = _span(kernel, entries, query, size)
     few = grid.blocks == 1 and grid.tokens < block
     laid_query = grid.place(query, 0, grid.blocks * block) if attend and query is not None and not few else None
+    span = _span(kernel, entries, query, size)
     for first in range(0, grid.blocks, span):
-        stop = min(first + span, grid.blocks)
+        blocks = range(first, min(first + span, grid.blocks))
+        running = []
+        for i in blocks:
+            moments = _add_moments(moments, samples, grid, i - 1) if i > 0 else moments
+            running.append(moments)
         history = []
-        for i in range(first, stop):
-            if i > 0:
-                moments = _add_moments(moments, samples, grid, i - 1)
+        anchors, metrics = _anchors(running)
+        for j, i in enumerate(blocks):
             if fresh_any[i] and size > 0:
                 arriving = laid[:, :, i * block : (i + 1) * block]
-                far, bias = _take_in(far, bias, arriving, fresh[:, i], moments, size, kernel.alpha)
+                shape = anchors[:, :, j], metrics[:, :, j]
+                far, bias = _take_in(
+                    far, bias, arriving, None if fresh_all[i] else fresh[:, i], shape, size, kernel.alpha
+                )
             history.append((far, bias))
         if laid_query is not None:
-            hidden = _hidden(starts[:, first:stop], frontier, kernel)
-            near = laid[:, :, (first + 1) * block : (stop + 1) * block + window]
-            q = laid_query[:, :, :, first * block : stop * block]
+            hidden = _hidden(starts[:, first : blocks.stop], frontier, kernel)
+            near = laid[:, :, (first + 1) * block : (blocks.stop + 1) * block + window]
+            q = laid_query[:, :, :, first * block : blocks.stop * block]
             pieces.append(_attend_blocks(q, near, hidden, sink, history, kernel))
     moments = _add_moments(moments, samples, grid, grid.blocks - 1)
     out = grid.collect(torch.cat(pieces, 3)) if pieces else None
@@ -96,39 +102,55 @@ def _attend_blocks(
     """Queries (B, H, G, n * block, D) of n blocks, near (B, H, n * block + window, E), slots of each block: -> (.., M)."""
     B, H, G, L, D = query.shape
     n, block, reach = len(history), kernel.block, kernel.window + kernel.block
-    hidden_sink, hidden_near = hidden  # (B, n, sinks), (B, n, window + block)
-    x = query.reshape(B, H, G, n, block, D).transpose(2, 3).reshape(B * H * n, G * block, D)
-    near = near.unfold(2, reach, block).transpose(-1, -2).reshape(B * H * n, reach, -1)
-    sink = sink.unsqueeze(2).expand(-1, -1, n, -1, -1).flatten(0, 2)
-    far, far_bias = _stack(history)
-    far, far_bias = far.flatten(0, 2), far_bias.flatten(0, 2)
-    keys = torch.cat([sink, far, near], 1)  # (BHn, K, E)
-    shown = [hidden_sink.unsqueeze(1).expand(-1, H, -1, -1), hidden_near.unsqueeze(1).expand(-1, H, -1, -1)]
-    sink_bias, near_bias = (x.new_zeros(()).masked_fill(h, HIDDEN).flatten(0, 2) for h in shown)
-    bias = torch.cat([sink_bias, far_bias, near_bias], 1).unsqueeze(1)  # (BHn, 1, K)
-    logits = torch.baddbmm(bias, x, keys[..., :D].mT)
+    hidden_sink, hidden_near = (h.unsqueeze(1) for h in hidden)  # (B, 1, n, sinks), (B, 1, n, window + block)
+    x = query.reshape(B, H, G, n, block, D).transpose(2, 3).reshape(B, H, n, G * block, D)
+    far, far_bias = _stack(history)  # (B, H, n, c, E), (B, H, n, c)
+    near = near.unfold(2, reach, block).transpose(-1, -2)  # (B, H, n, reach, E)
+    sink_logits = (x @ sink[..., :D].unsqueeze(2).mT).masked_fill(hidden_sink.unsqueeze(-2), HIDDEN)
+    far_logits = (x @ far[..., :D].mT).add_(far_bias.unsqueeze(-2))
+    near_logits = x @ near[..., :D].mT
+    if bool(hidden_near.any()):
+        near_logits = near_logits.masked_fill(hidden_near.unsqueeze(-2), HIDDEN)
     later = torch.ones(block, block, dtype=torch.bool, device=x.device).triu(1).repeat(G, 1)
-    own = logits[..., -block:].masked_fill(later, HIDDEN)
-    logits = torch.cat([logits[..., :-block], own], -1)
-    out = logits.softmax(-1) @ keys[..., D:]
+    near_logits[..., -block:].masked_fill_(later, HIDDEN)
+    weights = torch.cat([sink_logits, far_logits, near_logits], -1).softmax(-1)
+    s, c = sink.shape[2], far.shape[3]
+    out = weights[..., s + c :] @ near[..., D:] + weights[..., s : s + c] @ far[..., D:]
+    out = out + weights[..., :s] @ sink[..., D:].unsqueeze(2)
     return out.reshape(B, H, n, G, block, -1).transpose(2, 3).reshape(B, H, G, L, -1)
 
 
+def _anchors(running: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Anchor (B, H, n, 1, D) and metric (B, H, n, D, D) of the moments before each of n blocks."""
+    with torch.no_grad():
+        return slots.anchor_and_metric(torch.stack(running, 2))
+
+
 def _take_in(
-    far: Tensor, bias: Tensor, arriving: Tensor, fresh: Tensor, moments: Tensor, size: int, alpha: float
+    far: Tensor,
+    bias: Tensor,
+    arriving: Tensor,
+    fresh: Tensor | None,
+    shape: tuple[Tensor, Tensor],
+    size: int,
+    alpha: float,
 ) -> tuple[Tensor, Tensor]:
-    """Adds a block of keys, as slots of their own while there is room, merged into the others once there is not."""
-    arriving = arriving.masked_fill(~fresh[:, None, :, None], 0)
-    new_bias = bias.new_zeros(()).masked_fill(~fresh, -torch.inf).unsqueeze(1).expand(-1, far.shape[1], -1)
+    """Adds a block of keys, as slots of their own while there is room, merged into the others once there is not.
+
+    fresh: (B, block), which of them are new keys, or None for all. shape: anchor and metric.
+    """
     block, have = arriving.shape[2], far.shape[2]
+    new_bias = bias.new_zeros(bias.shape[0], bias.shape[1], block)
+    if fresh is not None:
+        arriving = arriving.masked_fill(~fresh[:, None, :, None], 0)
+        new_bias = new_bias.masked_fill(~fresh.unsqueeze(1), -torch.inf)
     if have + block <= size:
         return torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2)
     if have < size:  # every merge has the same shape, whatever the other rows of the batch hold
         far = torch.nn.functional.pad(far, (0, 0, 0, size - have))
         bias = torch.nn.functional.pad(bias, (0, size - have), value=-torch.inf)
-    with torch.no_grad():
-        anchor, metric = slots.anchor_and_metric(moments)
-    return slots.merge(torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2), size, anchor, metric, alpha)
+    far, bias, _ = slots.merge(torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2), size, *shape, alpha)
+    return far, bias
 
 
 def _hidden(starts: Tensor, frontier: Tensor, kernel: NearFar) -> tuple[Tensor, Tensor]:

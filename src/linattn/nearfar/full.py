@@ -13,7 +13,7 @@ from .causal import STRETCH
 from .kernel import NearFar
 from .step import HIDDEN
 
-SEGMENT = 1024  # keys among which pairs are looked for: all pairs of a long row would be quadratic
+SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
 
 
 def compress(
@@ -49,16 +49,14 @@ def _halve(
     B, H, n, E = far.shape
     piece = 2 * max(size, SEGMENT // 2)
     if n <= piece:
-        far, bias, plan = slots.merge_once(far, bias, max(size, (n + 1) // 2), anchor, metric, alpha)
-        return far, bias, slots.places(*plan)
+        return slots.merge(far, bias, max(size, (n + 1) // 2), anchor, metric, alpha)
     k = -(-n // piece)
     pad = torch.nn.functional.pad
     far = pad(far, (0, 0, 0, k * piece - n)).reshape(B, H * k, piece, E)
     bias = pad(bias, (0, k * piece - n), value=-torch.inf).reshape(B, H * k, piece)
     anchor, metric = anchor.repeat_interleave(k, 1), metric.repeat_interleave(k, 1)
-    far, bias, plan = slots.merge_once(far, bias, piece // 2, anchor, metric, alpha)
-    moved = slots.places(*plan).reshape(B, H, k, piece)
-    moved = moved + torch.arange(k, device=far.device)[:, None] * (piece // 2)
+    far, bias, moved = slots.merge(far, bias, piece // 2, anchor, metric, alpha)
+    moved = moved.reshape(B, H, k, piece) + torch.arange(k, device=far.device)[:, None] * (piece // 2)
     return far.reshape(B, H, -1, E), bias.reshape(B, H, -1), moved.reshape(B, H, -1)[..., :n]
 
 

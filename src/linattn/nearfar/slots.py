@@ -10,6 +10,8 @@ Shapes: entries (B, H, n, E) are keys beside values, bias (B, H, n), -inf for an
 import torch
 from torch import Tensor
 
+CANDIDATES = 128  # at least so many slots, or twice as many as have to go, are looked at
+
 
 def anchor_and_metric(moments: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (B, H, 1, D) and covariance (B, H, D, D) of the queries seen; the identity while there are none.
@@ -27,81 +29,82 @@ def anchor_and_metric(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 def merge(
     entries: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float
-) -> tuple[Tensor, Tensor]:
-    """Merges n slots into `size`, the cheapest pairs first; empty ones vanish before anything else is touched."""
-    while entries.shape[2] > size:
-        target = max(size, (entries.shape[2] + 1) // 2)
-        entries, bias, _ = merge_once(entries, bias, target, anchor, metric, alpha)
-    return entries, bias
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Merges n slots into `size`, the cheapest pairs first; empty ones vanish before anything else is touched.
 
-
-def merge_once(
-    entries: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """At most half of the slots go into others. Also returns the plan, for `places`."""
+    Also returns the new index (B, H, n) of every old slot.
+    """
     dim = metric.shape[-1]
-    tilt = (entries[..., :dim] * anchor).sum(-1)
-    weight = bias + tilt  # lw
-    source, target, into = _plan(entries.detach()[..., :dim], weight.detach(), size, metric, alpha)
+    weight = bias + (entries[..., :dim] @ anchor.mT).squeeze(-1)  # lw
+    order, gone, stay, into = _plan(entries.detach()[..., :dim], weight.detach(), size, metric, alpha)
+    entries, bias, weight = _take(entries, order), bias.gather(2, order), weight.gather(2, order)
+    low = stay.shape[2] + gone.shape[2]
+    kept = [torch.cat([x.gather(2, stay), x[..., low:]], 2) for x in (bias, weight)]
+    held = torch.cat([_take(entries, stay), entries[:, :, low:]], 2)
     # Pool in scaled form: the heaviest member of each new slot has weight 1.
-    w_target, w_source = weight.gather(2, target), weight.gather(2, source)
-    top = w_target.detach().scatter_reduce(2, into, w_source.detach(), "amax")
+    source = weight.gather(2, gone)
+    top = kept[1].detach().scatter_reduce(2, into, source.detach(), "amax")
     top = top.masked_fill(top == -torch.inf, 0)
-    p_target, p_source = (w_target - top).exp(), (w_source - top.gather(2, into)).exp()
-    total = p_target.scatter_add(2, into, p_source)
-    empty = total == 0
-    total = total.masked_fill(empty, 1)
-    added = _take(entries, source) * p_source.unsqueeze(-1)
-    pooled = (_take(entries, target) * p_target.unsqueeze(-1)).scatter_add(
-        2, into.unsqueeze(-1).expand_as(added), added
-    ) / total.unsqueeze(-1)
-    pooled_bias = (total.log() + top - (pooled[..., :dim] * anchor).sum(-1)).masked_fill(empty, -torch.inf)
+    share, added = (kept[1] - top).exp(), (source - top.gather(2, into)).exp()
+    total = share.scatter_add(2, into, added)
     # A slot that took nothing in keeps its bits: a single key stays exact for ever.
-    touched = torch.zeros_like(target).scatter_add_(2, into, (w_source > -torch.inf).long()) > 0
-    pooled_bias = torch.where(touched, pooled_bias, bias.gather(2, target))
-    return pooled, pooled_bias, (source, target, into)
-
-
-def places(source: Tensor, target: Tensor, into: Tensor) -> Tensor:
-    """The new index (B, H, n) of every old slot."""
-    old = torch.cat([source, target], 2)
-    new = torch.arange(target.shape[2], device=old.device).expand_as(target)
-    return torch.empty_like(old).scatter_(2, old, torch.cat([into, new], 2))
+    same = total.detach() == share.detach()
+    total = total.masked_fill(same, 1)
+    moved = _take(entries, gone) * added.unsqueeze(-1)
+    pooled = held * share.masked_fill(same, 1).unsqueeze(-1)
+    pooled = pooled.scatter_add(2, into.unsqueeze(-1).expand_as(moved), moved) / total.unsqueeze(-1)
+    level = total.log() + top - (pooled[..., :dim] @ anchor.mT).squeeze(-1)
+    place = torch.empty_like(order).scatter_(2, order, _new_index(stay, gone, into, order.shape[2]))
+    return pooled, torch.where(same, kept[0], level), place
 
 
 @torch.no_grad()
 def _plan(key: Tensor, weight: Tensor, size: int, metric: Tensor, alpha: float) -> tuple[Tensor, ...]:
-    """Which slots go into which: indices of sources, of targets, and each source's place among targets.
+    """Which slots go into which.
 
-    Importance u = E_q[exp(q.k)]^alpha under a Gaussian of the queries seen. A slot may go into any that is more important;
-    a pair costs its squared distance in the metric of the queries times u_i u_j / (u_i + u_j).
+    Importance u = E_q[exp(q.k)]^alpha under a Gaussian of the queries seen. Candidates are the least important slots; each
+    may go into any that is more important, at the cost of the pair: its squared distance in the metric of the queries times
+    u_i u_j / (u_i + u_j).
+
+    Returns the order of rising importance (B, H, n) and, as indices in that order, the candidates that go, those that stay,
+    and for each that goes its place among what is left.
     """
     M = key.shape[2]
+    candidates = min(M, max(2 * (M - size), CANDIDATES))
     empty = weight == -torch.inf
     key = key - key.sum(2, keepdim=True) / (M - empty.sum(-1))[..., None, None].clamp_min(1)
-    spread = ((key @ metric) * key).sum(-1)
-    level = weight + spread / 2  # log E_q[exp(q.k)], up to a constant
-    level, order = level.sort(-1)
-    key, spread, empty = _take(key, order), spread.gather(2, order), empty.gather(2, order)
+    projected = key @ metric
+    spread = (projected * key).sum(-1)
+    level, order = (weight + spread / 2).sort(-1)  # log E_q[exp(q.k)], up to a constant
+    low = order[..., :candidates]
+    key, spread = _take(key, order), spread.gather(2, order)
     inverse = (alpha * (level[..., -1:] - level).nan_to_num(nan=0.0)).clamp_max(46).exp()  # 1 / u
     cost = torch.baddbmm(
-        spread.flatten(0, 1).unsqueeze(-1), (key @ metric).flatten(0, 1), key.flatten(0, 1).mT, alpha=-2
+        spread.flatten(0, 1).unsqueeze(-2), _take(projected, low).flatten(0, 1), key.flatten(0, 1).mT, alpha=-2
     ).unflatten(0, key.shape[:2])
-    cost = cost.add_(spread.unsqueeze(-2)).clamp_min_(0)
-    cost = cost.div_(inverse.unsqueeze(-1) + inverse.unsqueeze(-2))
-    less = torch.ones(M, M, dtype=torch.bool, device=key.device).tril()
+    cost.add_(spread[..., :candidates].unsqueeze(-1)).clamp_min_(0)
+    cost.div_(inverse[..., :candidates].unsqueeze(-1) + inverse.unsqueeze(-2))
+    less = torch.ones(candidates, M, dtype=torch.bool, device=key.device).tril()
     cheapest, into = cost.masked_fill_(less, torch.inf).min(-1)
-    gone = torch.ones_like(empty).scatter_(
-        2, cheapest.masked_fill(empty, -1).argsort(-1)[..., M - size :].sort(-1)[0], False
-    )
-    # A source whose target goes too follows it.
-    root = torch.where(gone, into, torch.arange(M, device=key.device))
-    for _ in range(M.bit_length()):
+    by_cost = cheapest.masked_fill_(level[..., :candidates] == -torch.inf, -1).argsort(-1)
+    gone = by_cost[..., : M - size]
+    stay = by_cost[..., M - size :].sort(-1).values
+    # A slot whose target goes too follows it.
+    left = torch.arange(M, device=key.device).expand(*key.shape[:2], M)
+    root = left.scatter(2, gone, into.gather(2, gone))
+    for _ in range((M - size).bit_length()):
         root = root.gather(2, root)
-    by = gone.to(torch.uint8).argsort(dim=-1, stable=True, descending=True)
-    source, target = by[..., : M - size], by[..., M - size :]
-    rank = torch.empty_like(by).scatter_(2, target, torch.arange(size, device=key.device).expand_as(target))
-    return order.gather(2, source), order.gather(2, target), rank.gather(2, root.gather(2, source))
+    rank = torch.cat([stay, left[..., candidates:]], 2)
+    rank = torch.empty_like(left).scatter_(2, rank, left[..., :size])
+    return order, gone, stay, rank.gather(2, root.gather(2, gone))
+
+
+def _new_index(stay: Tensor, gone: Tensor, into: Tensor, total: int) -> Tensor:
+    """(B, H, n): where the slots of `_plan`'s order are after the merge."""
+    count = torch.arange(total, device=stay.device).expand(*stay.shape[:2], -1)
+    kept, low = stay.shape[2], stay.shape[2] + gone.shape[2]
+    index = torch.cat([count[..., :low], count[..., kept : kept + total - low]], 2)
+    return index.scatter(2, stay, count[..., :kept]).scatter(2, gone, into)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
