@@ -78,7 +78,7 @@ class Calibration:
         left = self.errors.gather(2, index.unsqueeze(-1)).squeeze(-1).T
         figure = Figure(figsize=(10, 5), layout="constrained")
         for axis, table, title in zip(figure.subplots(2, 1), (chosen, left), ("slots", "error that is left")):
-            shown = axis.imshow(table.clamp_min(1e-9).log10(), aspect="auto", cmap="viridis")
+            shown = axis.imshow(table.clamp_min(1e-9).log10().numpy(), aspect="auto", cmap="viridis")
             axis.set(title=f"{title} (log10)", xlabel="layer", ylabel="kv head")
             figure.colorbar(shown, ax=axis)
         figure.savefig(path)

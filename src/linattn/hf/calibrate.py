@@ -47,7 +47,7 @@ def calibrate(
     near_far = kernel or NearFar()
     ids = repeating(input_ids)
     largest = ids.shape[1]
-    sizes = [m for m in (8 * 2**i for i in range(32)) if m < largest] + [largest]
+    sizes = [m for m in (16 * 2**i for i in range(32)) if m < largest] + [largest]
     errors = torch.stack(measure_layers(model, ids, lambda _: [near_far.with_slots(m) for m in sizes], progress))
     layers = [int(module.layer_idx) for _, module in _measured(model)]
     budgets = hand_out(errors, sizes, mean_slots)

@@ -16,7 +16,7 @@ from .kernel import NearFar
 from .state import Memory
 from .step import HIDDEN, attend_few, fill_sinks, plain, step
 
-STRETCH = 2**22  # numbers in the logits of the blocks that are attended to at once (16 MiB of float32)
+STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
 
 
 @dataclass
