@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .nearfar.state import NearFarState
+from .sums import finite
 from .sums.state import Cache, State, Sums
 
 
@@ -25,7 +26,10 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             raise TypeError(f"{name} must be floating point, got {x.dtype}.")
         if x.dim() < 2:
             raise ValueError(f"{name} must be (..., heads, tokens, dim) or (tokens, dim), got shape {tuple(x.shape)}.")
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+
+    def shapes() -> str:
+        return ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}: "
@@ -36,20 +40,22 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             f"query, key and value must be on one device, got {query.device}, {key.device} and {value.device}."
         )
     if not query.dim() == key.dim() == value.dim():
-        raise ValueError(f"query, key and value must have the same number of dimensions, got {shapes}.")
+        raise ValueError(f"query, key and value must have the same number of dimensions, got {shapes()}.")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
-            f"query and key must have the same dim, got {query.shape[-1]} and {key.shape[-1]} in {shapes}."
+            f"query and key must have the same dim, got {query.shape[-1]} and {key.shape[-1]} in {shapes()}."
         )
     if query.shape[-1] == 0:
-        raise ValueError(f"query and key must have at least one coordinate, got {shapes}.")
+        raise ValueError(f"query and key must have at least one coordinate, got {shapes()}.")
     if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes}.")
+        raise ValueError(
+            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes()}."
+        )
     if query.dim() == 2:
         return
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if kv_heads != value.shape[-3]:
-        raise ValueError(f"key and value must have the same heads, got {kv_heads} and {value.shape[-3]} in {shapes}.")
+        raise ValueError(f"key and value must have the same heads, got {kv_heads} and {value.shape[-3]} in {shapes()}.")
     if heads != kv_heads:
         if kv_heads == 0 or heads % kv_heads:
             raise ValueError(
@@ -64,7 +70,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:
-        raise ValueError(f"the batch dimensions of query, key and value do not fit together: {shapes}.") from None
+        raise ValueError(f"the batch dimensions of query, key and value do not fit together: {shapes()}.") from None
 
 
 def check_mask(key_mask: Tensor, batch: tuple[int, ...], tokens: int) -> None:
@@ -141,18 +147,9 @@ def check_finite(out: Tensor, state: State, query: Tensor, key: Tensor, value: T
     """NaN or infinity in the result is an error that names its source. It is looked for in the result, not the input:
     one pass over the rows, and masked keys may hold anything."""
     results = [out, *(state.S, state.Z)] if isinstance(state, Sums) else [out]
-    if not is_plain(out) or all(math.isfinite(x.detach().sum(dtype=torch.float64)) for x in results):
+    if not is_plain(out) or all(math.isfinite(x.detach().sum()) or bool(torch.isfinite(x).all()) for x in results):
         return
-    named = {"query": query, "key": key, "value": value}
-    guilty = [name for name, x in named.items() if not bool(torch.isfinite(x).all())]
-    if guilty:
-        raise ValueError(
-            f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: attention would spread them."
-        )
-    raise ValueError(
-        f"the sums left the range of {out.dtype}: the features of this kernel grow too large for these inputs. "
-        "Scale them down, or pass float64."
-    )
+    finite.refuse(out.dtype, query=query, key=key, value=value)
 
 
 def refuse_attn_mask(attn_mask: object) -> None:

@@ -78,6 +78,12 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
+    if state is not None and return_state and is_causal and isinstance(query, Tensor) and query.shape[-2] == 1:
+        if not any(x is not None for x in (key_mask, cu_seqlens, decay, gate, attn_mask)) and engine in engines.NAMES:
+            made = resolve(kernel, query.shape[-1], query.device)
+            quick = engines.step(engine, query, key, value, made, scale, state, enable_gqa)
+            if quick is not None:
+                return quick
     _checks.refuse_attn_mask(attn_mask)
     _checks.check_inputs(query, key, value, enable_gqa)
     _checks.check_scale(scale)
@@ -85,33 +91,30 @@ def attention(
     if flat:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
     batch = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
-    heads, S = key.shape[-3], key.shape[-2]
+    entries, heads, S = math.prod(batch), key.shape[-3], key.shape[-2]
     kernel = resolve(kernel, query.shape[-1], query.device)
     if key_mask is not None:
         _checks.check_mask(key_mask, batch, S)
-        key_mask = key_mask.expand(*batch, S).reshape(-1, S)
+        key_mask = key_mask.expand(*batch, S).reshape(entries, S)
     if decay is not None and gate is not None:
         raise ValueError("decay and gate are two forms of the same thing: pass one.")
     for name, forget in (("decay", decay), ("gate", gate)):
         if forget is not None:
             _checks.check_gate(name, forget, is_causal, (*batch, heads, S))
     log_decay, log_input = (
-        None if x is None else x.expand(*batch, heads, S).reshape(-1, heads, S) for x in log_gates(decay, gate)
+        None if x is None else x.expand(*batch, heads, S).reshape(entries, heads, S) for x in log_gates(decay, gate)
     )
     packing = None if cu_seqlens is None else _read_packing(cu_seqlens, query.shape[-2], S)
     state_batch = batch if packing is None else (*batch, packing[0].count)
     signature = kernel.signature(scale)
     if state is not None:
         kind = Cache if isinstance(kernel, Exact) else NearFarState if isinstance(kernel, NearFar) else Sums
-        features = kernel.features_for(query.shape[-1]) if kind is Sums else None
+        features = kernel.features_of(query) if kind is Sums else None
         _checks.check_state(state, kind, signature, state_batch, heads, features, value.shape[-1])
-        state = _flatten_state(state, len(state_batch))
+        state = _flatten_state(state, state_batch)
 
     dtype = query.dtype
-    query, key, value = (
-        x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value)
-    )
-    entries = query.shape[0]
+    query, key, value = (x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:]) for x in (query, key, value))
     if packing is not None:
         query_packing, key_packing = packing
         key_valid = key_packing.valid(entries, key.device)
@@ -125,14 +128,16 @@ def attention(
 
     autocast = torch.is_autocast_enabled(query.device.type)
     with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
-        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, engines.choose(engine))
+        chosen = engines.choose(engine, kernel, query, key, value)
+        call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, chosen)
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
         elif isinstance(kernel, NearFar):
             out, new_state = call.near_far(query, key, value, state, is_causal, return_state)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
-    _checks.check_finite(out, new_state, query, key, value)
+    if not chosen.CHECKS_FINITE:
+        _checks.check_finite(out, new_state, query, key, value)
 
     if packing is not None:
         out = packing[0].unpad(out, entries, token_dim=2)
@@ -170,7 +175,7 @@ class _Call:
 
     def linear(self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool) -> tuple[Tensor, State]:
         if state is None:
-            features, dtype = self.kernel.features_for(query.shape[-1]), compute_dtype(query.dtype)
+            features, dtype = self.kernel.features_of(query), compute_dtype(query.dtype)
             shape = (key.shape[0],), key.shape[1], features, value.shape[-1]
             state = Sums.empty(self.signature, *shape, dtype=dtype, device=query.device)
         if not is_causal:
@@ -230,8 +235,8 @@ def _read_packing(cu_seqlens: CuSeqlens, L: int, S: int) -> tuple[Packing, Packi
     return query_packing, key_packing
 
 
-def _flatten_state(state: State, dims: int) -> State:
-    return state._replace(lambda _, x: x.reshape(math.prod(x.shape[:dims]), *x.shape[dims:]))
+def _flatten_state(state: State, batch: tuple[int, ...]) -> State:
+    return state._replace(lambda _, x: x.reshape(math.prod(batch), *x.shape[len(batch) :]))
 
 
 def _unflatten_state(state: State, batch: tuple[int, ...]) -> State:

@@ -13,7 +13,7 @@ EXAMPLES = """examples:
   linattn compare                                      the default table, about a minute
   linattn compare --causal --backward                  a training step of a causal model
   linattn compare --lengths 1024 65536 --kernels elu positive
-  linattn compare --html report.html --json report.json
+  linattn compare --html report.html --json report.json --plot report.svg
 """
 
 
@@ -42,20 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="least time spent on each figure")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", metavar="FILE", help="draw time, memory and speed-up (.png, .svg or .pdf)")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots and attention maps")
 
 
 def run(args: argparse.Namespace) -> int:
     if min(*args.lengths, args.batch, args.heads, args.dim) < 1 or args.spread <= 0:
         raise SystemExit("linattn compare: lengths, batch, heads, dim and spread must be positive.")
-    if args.html and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("linattn compare --html draws with matplotlib: pip install 'linattn[lab]'.")
+    if (args.html or args.plot) and importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("linattn compare --html and --plot draw with matplotlib: pip install 'linattn[lab]'.")
     usable = [name for name, why in describe().items() if why.startswith("available")]
     chosen = args.engines or usable
     for name in chosen:
         if name not in usable:
             raise SystemExit(f"linattn compare: engine {name!r} cannot be used here; usable: {', '.join(usable)}.")
-    check_writable(args.json, args.html)
+    check_writable(args.json, args.plot, args.html)
     result = compare(
         sorted(set(args.lengths)),
         args.kernels,
@@ -74,6 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, result.as_dict())
         print(f"figures: {args.json}")
+    if args.plot:
+        from ..measure.plots import growth
+
+        growth(result).savefig(args.plot, dpi=110)
+        print(f"picture: {args.plot}")
     if args.html:
         from ..measure.page import comparison_page
 

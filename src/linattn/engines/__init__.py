@@ -1,5 +1,5 @@
 """Engines: who computes the sums. `choose` picks one; each offers absorb, read and causal."""
 
-from .choose import choose, describe
+from .choose import NAMES, choose, describe, step
 
-__all__ = ["choose", "describe"]
+__all__ = ["NAMES", "choose", "describe", "step"]

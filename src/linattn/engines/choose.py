@@ -2,20 +2,39 @@
 
 from types import ModuleType
 
-from . import torch_engine
+import torch
+from torch import Tensor
+
+from ..kernels.base import Kernel
+from ..sums.state import State, Sums
+from . import native, torch_engine
 
 NAMES = ("auto", "torch", "native")
 
 
-def choose(engine: str) -> ModuleType:
-    """The engine of that name; "auto" is the best that can serve the call."""
+def choose(engine: str, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> ModuleType:
+    """The engine of that name; "auto" is the native one wherever it can serve the call."""
     if engine not in NAMES:
         raise ValueError(f"unknown engine {engine!r}; engines: {', '.join(NAMES)}.")
+    if engine == "torch":
+        return torch_engine
+    why_not = native.refusal(kernel, query, key, value)
+    if why_not is None:
+        return native
     if engine == "native":
-        raise ValueError('engine="native" is not part of this build; engine="torch" serves every call.')
+        raise ValueError(f'engine="native" cannot serve this call: {why_not}. engine="torch" can.')
     return torch_engine
+
+
+def step(
+    engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: State, gqa: bool
+) -> tuple[Tensor, State] | None:
+    """The short way of a one-token call that goes on from a state, where there is one."""
+    if engine == "torch" or not native.available() or torch.compiler.is_compiling() or not isinstance(state, Sums):
+        return None
+    return native.step(query, key, value, kernel, scale, state, gqa)
 
 
 def describe() -> dict[str, str]:
     """Engine -> whether it can be used, and why not."""
-    return {"torch": "available: any device, any kernel", "native": "not part of this build"}
+    return {"torch": "available: any device, any kernel", "native": native.describe()}

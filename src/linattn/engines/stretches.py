@@ -38,7 +38,7 @@ def run(
     """All stretches in order. `pieces` are (B, H, T, D), (B, H, T) or (B, T); rows is the shape of the whole output."""
     first = pieces[0]
     assert first is not None
-    lengths = _lengths(first, kernel, multiple)
+    lengths = _lengths(first, kernel, multiple, least=4 * sums.shape[-1])
     inputs = [x for x in pieces if x is not None]
     wanted = torch.is_grad_enabled() and len(lengths) > 1
     compiling = torch.compiler.is_compiling()
@@ -156,12 +156,15 @@ class _Sweep(torch.autograd.Function):
         return (None, None, None, None, None, grad_sums, *grads, *parameter_grads)
 
 
-def _lengths(x: Tensor, kernel: Kernel, multiple: int) -> list[int]:
-    """Stretches of as many tokens as the budget allows, in multiples of a chunk, and what is left over at the end."""
+def _lengths(x: Tensor, kernel: Kernel, multiple: int, least: int) -> list[int]:
+    """Stretches of as many tokens as the budget allows, in multiples of a chunk, and what is left over at the end.
+
+    Never fewer than `least`, a few times the value dim: below that, touching the sums costs more than the tokens do.
+    """
     tokens = x.shape[-2]
-    per_token = max(1, x.shape[0] * x.shape[1] * kernel.features_for(x.shape[-1]))
+    per_token = max(1, x.shape[0] * x.shape[1] * kernel.features_of(x))
     budget = COMPILED_BUDGET if torch.compiler.is_compiling() else BUDGET
-    longest = max(multiple, budget // per_token // multiple * multiple)
+    longest = max(1, max(least, budget // per_token) // multiple) * multiple
     whole = tokens - tokens % multiple
     lengths = [longest] * (whole // longest)
     return lengths + [n for n in (whole % longest, tokens - whole) if n]

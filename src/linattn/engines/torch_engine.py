@@ -11,6 +11,7 @@ from ..sums import chunks
 from ..sums.state import Sums
 from . import stretches
 
+CHECKS_FINITE = False  # the caller looks at the result
 CHUNK = 64  # tokens of a causal chunk: wide enough for matrix products, narrow enough to waste little on its mask
 
 
@@ -43,7 +44,7 @@ def read(kernel: Kernel, query: Tensor, state: Sums, *, scale: float | None) -> 
 
     def stretch(q: Tensor, sums: Tensor, level: Tensor) -> Any:
         features = kernel.scaled_query_features(q, scale=scale)[0]
-        out, small = chunks.divide(features.reshape(B, H, -1, features.shape[-1]) @ sums)
+        out, small = chunks.divide(features.reshape(B, H, heads // H * q.shape[-2], features.shape[-1]) @ sums)
         return out.reshape(B, heads, q.shape[-2], -1), small.sum(-1), sums, level
 
     rows = (B, heads, query.shape[-2], state.value_dim)
@@ -136,7 +137,8 @@ def _join(state: Sums) -> Tensor:
 
 
 def _split(state: Sums, sums: Tensor, level: Tensor, tokens: Tensor | int) -> Sums:
-    return replace(state, S=sums[..., :-1], Z=sums[..., -1], log_scale=level, tokens=state.tokens + tokens)
+    S, Z = sums[..., :-1].contiguous(), sums[..., -1].contiguous()
+    return replace(state, S=S, Z=Z, log_scale=level.contiguous(), tokens=state.tokens + tokens)
 
 
 def _count(key: Tensor, mask: Tensor | None) -> Tensor | int:

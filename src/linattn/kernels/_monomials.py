@@ -29,10 +29,7 @@ def _(dim: int, degree: int) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=32)
 def _table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
-    if degree == 2:
-        indices = torch.triu_indices(dim, dim)
-    else:
-        indices = torch.tensor(list(combinations_with_replacement(range(dim), degree)), dtype=torch.long).T
+    indices = torch.tensor(list(combinations_with_replacement(range(dim), degree)), dtype=torch.long).T
     weights = torch.full((indices.shape[1],), float(math.factorial(degree)), dtype=torch.float64)
     run = torch.ones_like(weights)
     for previous, current in pairwise(indices):
@@ -47,6 +44,10 @@ def monomials(x: Tensor, degree: int) -> Tensor:
         return torch.ones_like(x[..., :1])
     if degree == 1:
         return x
+    if degree == 2:  # row by row of the upper triangle: gathering by index is many times slower
+        weights = x.new_full((x.shape[-1],), math.sqrt(2)).index_fill(0, torch.tensor(0, device=x.device), 1.0)
+        rows = range(x.shape[-1])
+        return torch.cat([x[..., i : i + 1] * (x[..., i:] * weights[: x.shape[-1] - i]) for i in rows], -1)
     indices, weights = (part.to(x.device) for part in table(x.shape[-1], degree))
     product = x[..., indices[0]]
     for row in indices[1:]:

@@ -20,7 +20,8 @@ def _drawn(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
         return torch.randn(rows, dim, generator=generator, dtype=torch.float64).float()
     blocks = []
     for start in range(0, rows, dim):
-        directions = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64)).Q.T
+        Q, R = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        directions = (Q * R.diagonal().sign()).T  # without the signs Q is not uniform, and the features are biased
         norms = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
         blocks.append((directions * norms)[: rows - start])
     return torch.cat(blocks).float()

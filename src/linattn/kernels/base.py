@@ -54,6 +54,10 @@ class Kernel(nn.Module):
         """How many features a token of this dim gets."""
         raise NotImplementedError
 
+    def features_of(self, x: Tensor) -> int:
+        """How many features these tokens get: `features_for` their dim, asked in their dtype and on their device."""
+        return self.features_for(x.shape[-1])
+
     def projection_flops(self, dim: int) -> int:
         """FLOPs of the matrix products that make the features of one token."""
         return 0
@@ -101,7 +105,8 @@ class Kernel(nn.Module):
 
     def _see_dim(self, dim: int) -> None:
         if self.any_dim:
-            self.dim = dim
+            if not torch.compiler.is_compiling():  # a compiled graph may not change an attribute
+                self.dim = dim
             return
         name = type(self).__name__
         raise ValueError(

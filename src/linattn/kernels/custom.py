@@ -41,9 +41,19 @@ class Custom(Kernel):
         self.phi_q = phi_q
         self.phi_k = phi_q if phi_k is None else phi_k
         self.positive = positive
+        self._counts: dict[int, int] = {}  # dim -> features
 
     def features_for(self, dim: int) -> int:
-        return self.phi_k(torch.zeros(1, 1, 1, dim)).shape[-1]
+        return self.features_of(torch.zeros(1, dim))
+
+    def features_of(self, x: Tensor) -> int:
+        if x.shape[-1] in self._counts:
+            return self._counts[x.shape[-1]]
+        with torch.no_grad():
+            count = self.phi_k(self._widen(x.new_zeros(1, 1, 1, x.shape[-1]))).shape[-1]
+        if not torch.compiler.is_compiling():
+            self._counts[x.shape[-1]] = count
+        return count
 
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
         return self._apply_phi("phi_q", self.phi_q, query, scale)

@@ -65,7 +65,7 @@ def maps(matrices: dict[str, Tensor]) -> Figure:
     figure = Figure(figsize=(2.7 * columns, 2.9 * lines), layout="constrained")
     for axis, (name, matrix) in zip(figure.subplots(lines, columns, squeeze=False).flat, matrices.items()):
         weights = matrix.detach().float()
-        image = axis.imshow(weights.clamp_min(0).sqrt(), cmap="magma", interpolation="nearest", vmin=0)
+        image = axis.imshow(weights.clamp_min(0).sqrt().numpy(), cmap="magma", interpolation="nearest", vmin=0)
         axis.set(title="softmax, exact" if name == "exact" else name, xticks=[], yticks=[])
         figure.colorbar(image, ax=axis, shrink=0.7).set_label("root of weight", fontsize=7)
     for axis in figure.axes[: lines * columns]:

@@ -77,8 +77,13 @@ def divide(out: Tensor) -> tuple[Tensor, Tensor]:
     Returns the rows and where the guard acted.
     """
     numerator, denominator = out[..., :-1], out[..., -1:]
-    small = denominator.detach().abs() <= torch.finfo(out.dtype).tiny
+    small = denominator.detach().abs() <= smallest(out.dtype)
     return (numerator / denominator.masked_fill(small, 1)).masked_fill(small, 0), small.squeeze(-1)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Denominators up to this are not divided by: far enough above underflow that gradients do not overflow either."""
+    return torch.finfo(dtype).tiny ** 0.8  # 5e-31 for float32
 
 
 def _zero_where_empty(scale: Tensor) -> Tensor:

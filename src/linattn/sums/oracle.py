@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..kernels.base import Kernel, compute_dtype
 from ..kernels.exact import Exact
+from .chunks import smallest
 
 
 def weights(query: Tensor, key: Tensor, kernel: Kernel, **options: Any) -> Tensor:
@@ -16,7 +17,7 @@ def weights(query: Tensor, key: Tensor, kernel: Kernel, **options: Any) -> Tenso
     """
     sim = similarities(query, key, kernel, **options)
     total = sim.sum(-1, keepdim=True)
-    empty = total.detach().abs() <= torch.finfo(sim.dtype).tiny
+    empty = total.detach().abs() <= smallest(sim.dtype)
     return (sim / total.masked_fill(empty, 1)).masked_fill(empty, 0)
 
 

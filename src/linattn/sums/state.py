@@ -171,15 +171,20 @@ class Sums(State):
         weighted = features * (level - self.log_scale.unsqueeze(-1)).exp().to(features.dtype).unsqueeze(-1)
         taken = weighted.sum(-2)
         Z = self.Z - taken
-        if kernel.positive and bool((-1e-3 * self.Z.abs().amax(-1, keepdim=True) > Z).any()):
-            raise ValueError("these tokens are not the last ones of this state: more would be taken out than it holds.")
-        lost = (Z.abs().sum(-1) < 1e-4 * self.Z.abs().sum(-1)) & (self.tokens > _visible(key, key_mask))
-        if bool(lost.any()):
-            raise ValueError(
-                "the last tokens outweigh all earlier ones, so these cannot be recovered by subtraction: "
-                "keep a clone() of the state from before them."
-            )
         tokens = self.tokens - _visible(key, key_mask)
+        # Features that are never negative leave sums that are not either, so that what cannot be undone shows.
+        if bool((self.Z >= 0).all()) and bool((taken >= 0).all()):
+            if bool((-1e-3 * self.Z.amax(-1, keepdim=True) > Z).any()):
+                raise ValueError(
+                    "these tokens are not the last ones of this state: more would be taken out than it holds."
+                )
+            if bool(((Z.sum(-1) < 1e-4 * self.Z.sum(-1)) & (tokens > 0)).any()):
+                raise ValueError(
+                    "the last tokens outweigh all earlier ones, so these cannot be recovered by subtraction: "
+                    "keep a clone() of the state from before them."
+                )
+        if bool((tokens < 0).any()):
+            raise ValueError(f"cannot take {key.shape[-2]} tokens out of a state of {int(self.tokens.min())}.")
         return dataclasses.replace(
             self,
             S=self.S - weighted.mT @ value.to(weighted.dtype),

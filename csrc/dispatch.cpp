@@ -1,0 +1,324 @@
+// The library's entry points: which instruction set, which threads, and how a call is split into pieces.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "call.h"
+
+namespace {
+
+struct Scratch {
+  float* at = nullptr;
+  int64_t floats = 0;
+  ~Scratch() { std::free(at); }
+};
+
+const Pieces* supported(int level) {
+#if defined(__x86_64__) && !defined(LINATTN_ONLY_PORTABLE)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (level == 2 && avx512) return linattn_avx512();
+  if (level == 1 && avx2) return linattn_avx2();
+#endif
+  return level == 0 ? linattn_portable() : nullptr;
+}
+
+std::atomic<const Pieces*> chosen{nullptr};
+
+const Pieces& pieces() {
+  const Pieces* p = chosen.load(std::memory_order_relaxed);
+  for (int level = 2; !p; --level) p = supported(level);
+  chosen.store(p, std::memory_order_relaxed);
+  return *p;
+}
+
+typedef void (*Body)(int64_t, int64_t, void*);
+typedef int32_t (*ParallelFor)(int64_t, int64_t, int64_t, Body, void*);
+std::atomic<ParallelFor> parallel_for{nullptr};
+
+// Runs work(0) .. work(count - 1), each taken by whichever thread is free.
+template <class Work>
+void run(int64_t count, int64_t threads, const Work& work) {
+  ParallelFor loop = parallel_for.load(std::memory_order_relaxed);
+  if (!loop || threads < 2 || count < 2) {
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  struct Shared {
+    const Work& work;
+    int64_t count;
+    std::atomic<int64_t> next{0};
+  } shared{work, count};
+  const int32_t failed = loop(0, threads < count ? threads : count, 1,
+       [](int64_t begin, int64_t end, void* context) {
+         Shared& s = *static_cast<Shared*>(context);
+         for (int64_t worker = begin; worker < end; ++worker) {
+           for (int64_t i; (i = s.next.fetch_add(1)) < s.count;) s.work(i);
+         }
+       },
+       &shared);
+  if (failed) throw std::bad_alloc();  // the only thing that work throws
+}
+
+// How many stretches each head's tokens are cut into, so that every thread has work; a stretch is a multiple of `unit`.
+int64_t stretches(int64_t heads, int64_t tokens, int64_t threads, int64_t unit) {
+  if (heads >= threads || heads == 0) return 1;
+  const int64_t wanted = (threads + heads - 1) / heads, most = (tokens + unit - 1) / unit;
+  return wanted < most ? wanted : (most > 0 ? most : 1);
+}
+
+int64_t bound(int64_t tokens, int64_t part, int64_t parts, int64_t unit) {
+  const int64_t units = (tokens + unit - 1) / unit, at = units * part / parts * unit;
+  return at < tokens ? at : tokens;
+}
+
+struct Space {
+  int64_t size;
+  std::vector<float> floats;
+  Space(const Call& c, int64_t count) : size((pieces().sums_size(c) + 15) / 16 * 16), floats(size_t(size * count + 16)) {}
+  float* operator[](int64_t i) {
+    const uintptr_t at = (reinterpret_cast<uintptr_t>(floats.data()) + 63) / 64 * 64;
+    return reinterpret_cast<float*>(at) + i * size;
+  }
+};
+
+int64_t visible(const Call& c, int64_t head, int64_t begin, int64_t end) {
+  if (!c.mask) return end - begin;
+  const uint8_t* mask = c.mask + head / c.kv_heads * c.keys;
+  int64_t count = 0;
+  for (int64_t t = begin; t < end; ++t) count += mask[t];
+  return count;
+}
+
+double decay(const Call& c, int64_t head, int64_t begin, int64_t end) {
+  double total = 0;
+  if (c.log_decay) {
+    for (int64_t t = begin; t < end; ++t) total += c.log_decay[head * c.keys + t];
+  }
+  return total * 1.4426950408889634;
+}
+
+template <class Body>
+int32_t guarded_call(const Call& c, const Body& body) {
+  if (c.batch * c.kv_heads == 0) return OK;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+int32_t absorb(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, unit = 256, parts = stretches(heads, c.keys, c.threads, unit);
+  Space space(c, heads * parts);
+  std::atomic<int32_t> flags{OK};
+  run(heads * parts, c.threads, [&](int64_t i) {
+    const int64_t head = i / parts, part = i % parts;
+    if (part) {
+      p.clear_sums(c, space[i]);
+    } else {
+      p.load_sums(c, head, space[i]);
+    }
+    flags |= p.absorb(c, head, bound(c.keys, part, parts, unit), bound(c.keys, part + 1, parts, unit), space[i]);
+  });
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t part = 1; part < parts; ++part) p.merge_sums(c, space[head * parts], space[head * parts + part], 0);
+    flags |= p.store_sums(c, head, space[head * parts]);
+    c.tokens_new[head] = c.tokens[head] + visible(c, head, 0, c.keys);
+  }
+  return flags;
+}
+
+int32_t read(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
+  const int64_t parts = stretches(heads, rows, c.threads, unit);
+  Space space(c, heads);
+  std::vector<int64_t> small(size_t(heads * parts));
+  std::atomic<int32_t> flags{OK};
+  for (int64_t head = 0; head < heads; ++head) p.load_sums(c, head, space[head]);
+  run(heads * parts, c.threads, [&](int64_t i) {
+    const int64_t head = i / parts, part = i % parts;
+    const int64_t begin = bound(rows, part, parts, unit), end = bound(rows, part + 1, parts, unit);
+    flags |= p.read(c, head, begin, end, space[head], &small[size_t(i)]);
+  });
+  for (int64_t head = 0; head < heads; ++head) {
+    c.guarded_new[head] = c.guarded[head];
+    for (int64_t part = 0; part < parts && c.tokens[head]; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
+  }
+  return flags;
+}
+
+int32_t step(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, work = c.features * c.value_dim * heads;
+  std::atomic<int32_t> flags{OK};
+  // Waking threads takes longer than a small step.
+  run(heads, work > 200000 ? c.threads : 1, [&](int64_t head) { flags |= p.step(c, head); });
+  return flags;
+}
+
+int32_t causal(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 512;
+  std::atomic<int32_t> flags{OK};
+  if (c.keys == 1 && !c.marks) return step(c);
+  const int64_t parts = stretches(heads, c.keys, c.threads, unit);
+  Space space(c, heads * parts);
+  std::vector<int64_t> small(size_t(heads * parts)), seen(size_t(heads * parts));
+  if (parts > 1) {  // first the sums of each stretch but the last, then what comes before each
+    run(heads * parts, c.threads, [&](int64_t i) {
+      const int64_t part = i % parts;
+      p.clear_sums(c, space[i]);
+      if (part == 0) return;
+      p.causal(c, i / parts, bound(c.keys, part - 1, parts, unit), bound(c.keys, part, parts, unit), space[i], nullptr, 0);
+    });
+  }
+  for (int64_t head = 0; head < heads; ++head) {
+    p.load_sums(c, head, space[head * parts]);
+    seen[size_t(head * parts)] = c.tokens[head];
+    if (parts == 1) continue;
+    Space running(c, 1);
+    std::memcpy(running[0], space[head * parts], size_t(space.size) * 4);
+    for (int64_t part = 1; part < parts; ++part) {
+      const int64_t begin = bound(c.keys, part - 1, parts, unit), end = bound(c.keys, part, parts, unit);
+      p.merge_sums(c, running[0], space[head * parts + part], decay(c, head, begin, end));
+      std::memcpy(space[head * parts + part], running[0], size_t(space.size) * 4);
+      seen[size_t(head * parts + part)] = seen[size_t(head * parts + part - 1)] + visible(c, head, begin, end);
+    }
+  }
+  run(heads * parts, c.threads, [&](int64_t i) {
+    const int64_t head = i / parts, part = i % parts;
+    const int64_t begin = bound(c.keys, part, parts, unit), end = bound(c.keys, part + 1, parts, unit);
+    flags |= p.causal(c, head, begin, end, space[i], &small[size_t(i)], seen[size_t(i)]);
+  });
+  for (int64_t head = 0; head < heads; ++head) {
+    flags |= p.store_sums(c, head, space[head * parts + parts - 1]);
+    c.tokens_new[head] = c.tokens[head] + visible(c, head, 0, c.keys);
+    c.guarded_new[head] = c.guarded[head];
+    for (int64_t part = 0; part < parts; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
+  }
+  return flags;
+}
+
+int32_t absorb_backward(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, unit = 240, parts = stretches(heads, c.keys, c.threads, unit);
+  run(heads * parts, c.threads, [&](int64_t i) {
+    const int64_t part = i % parts;
+    p.absorb_backward(c, i / parts, bound(c.keys, part, parts, unit), bound(c.keys, part + 1, parts, unit));
+  });
+  return OK;
+}
+
+// into += more, for summed gradients, which have no levels of their own.
+void add(float* into, const float* more, int64_t floats, float factor) {
+  for (int64_t i = 16; i < floats; ++i) into[i] += factor * more[i];
+}
+
+int32_t read_backward(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 240;
+  const int64_t parts = stretches(heads, rows, c.threads, unit);
+  Space space(c, heads * parts);
+  run(heads * parts, c.threads, [&](int64_t i) {
+    const int64_t head = i / parts, part = i % parts;
+    p.read_backward(c, head, bound(rows, part, parts, unit), bound(rows, part + 1, parts, unit), space[i]);
+  });
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t part = 1; part < parts; ++part) add(space[head * parts], space[head * parts + part], space.size, 1);
+    p.store_grad(c, head, space[head * parts]);
+  }
+  return OK;
+}
+
+int32_t causal_backward(const Call& c) {
+  const Pieces& p = pieces();
+  const int64_t heads = c.batch * c.kv_heads, parts = stretches(heads, c.keys, c.threads, c.segment);
+  Space space(c, heads * parts);
+  if (parts == 1) {
+    run(heads, c.threads, [&](int64_t head) {
+      p.load_grad(c, head, space[head]);
+      p.causal_backward(c, head, 0, c.keys, 3, space[head]);
+      p.store_grad(c, head, space[head]);
+    });
+    return OK;
+  }
+  // First each stretch's own part of the gradients of the sums, then, from the end, what comes after each.
+  const auto stretch = [&](int64_t i, int32_t what) {
+    const int64_t part = i % parts;
+    const int64_t begin = bound(c.keys, part, parts, c.segment), end = bound(c.keys, part + 1, parts, c.segment);
+    p.causal_backward(c, i / parts, begin, end, what, space[i]);
+  };
+  run(heads * parts, c.threads, [&](int64_t i) {
+    *reinterpret_cast<double*>(space[i]) = 1;
+    stretch(i, 1);
+  });
+  for (int64_t head = 0; head < heads; ++head) {
+    Space after(c, 1), before(c, 1);
+    p.load_grad(c, head, after[0]);
+    for (int64_t part = parts - 1; part >= 0; --part) {
+      float* here = space[head * parts + part];
+      std::memcpy(before[0], here, size_t(space.size) * 4);
+      add(before[0], after[0], space.size, float(*reinterpret_cast<double*>(here)));
+      std::memcpy(here, after[0], size_t(space.size) * 4);
+      std::memcpy(after[0], before[0], size_t(space.size) * 4);
+    }
+    p.store_grad(c, head, after[0]);
+  }
+  run(heads * parts, c.threads, [&](int64_t i) { stretch(i, 2); });
+  return OK;
+}
+
+}  // namespace
+
+__attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
+  thread_local Scratch mine;
+  if (mine.floats < floats) {
+    std::free(mine.at);
+    mine.floats = 0;
+    mine.at = static_cast<float*>(std::aligned_alloc(64, size_t((floats * 4 + 127) / 64 * 64)));
+    if (!mine.at) throw std::bad_alloc();
+    mine.floats = floats;
+  }
+  return mine.at;
+}
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int64_t linattn_call_size() { return sizeof(Call); }
+EXPORT void linattn_use_threads(ParallelFor loop) { parallel_for.store(loop); }
+EXPORT const char* linattn_isa() { return pieces().name; }
+
+// 0 portable, 1 avx2, 2 avx512. Returns whether this CPU has it.
+EXPORT int32_t linattn_set_isa(int32_t level) {
+  const Pieces* p = level >= 0 && level <= 2 ? supported(level) : nullptr;
+  if (p) chosen.store(p);
+  return p != nullptr;
+}
+
+EXPORT int32_t linattn_absorb(const Call* c) { return guarded_call(*c, [&] { return absorb(*c); }); }
+EXPORT int32_t linattn_read(const Call* c) { return guarded_call(*c, [&] { return read(*c); }); }
+EXPORT int32_t linattn_causal(const Call* c) { return guarded_call(*c, [&] { return causal(*c); }); }
+EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call(*c, [&] { return absorb_backward(*c); }); }
+EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call(*c, [&] { return read_backward(*c); }); }
+EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call(*c, [&] { return causal_backward(*c); }); }
+
+// One token, with everything that stays the same from step to step in `fixed`: the least a caller can hand over.
+EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* key, const void* value, const float* S,
+                            const float* Z, const float* scale, const int64_t* tokens, const int64_t* guarded,
+                            float* S_new, float* Z_new, float* scale_new, int64_t* tokens_new, int64_t* guarded_new,
+                            float* out) {
+  Call c = *fixed;
+  c.query = query, c.key = key, c.value = value;
+  c.S = S, c.Z = Z, c.scale = scale, c.tokens = tokens, c.guarded = guarded;
+  c.S_new = S_new, c.Z_new = Z_new, c.scale_new = scale_new, c.tokens_new = tokens_new, c.guarded_new = guarded_new;
+  c.out = out;
+  return guarded_call(c, [&] { return step(c); });
+}

@@ -1,0 +1,221 @@
+// Forward passes over one kv head: adding keys, reading queries, and both in causal order.
+#pragma once
+#include "keys.h"
+
+namespace {
+
+constexpr int64_t WIDE_BLOCK = 120;  // rows where order does not matter: many, so that sums are touched seldom
+constexpr int64_t BLOCK = 64;        // causal rows: few, because queries meet the keys of their own block one by one
+constexpr int64_t LD_SCORES = BLOCK + 16;
+constexpr float TINY = 1.17549435e-38f;
+
+INLINE float* take(float*& at, int64_t floats) {
+  float* p = at;
+  at += round_up(floats, 16);
+  return p;
+}
+
+// S += phi' v, Z += phi.
+void add_keys(const Call& c, const Keys& k, Sums sums) {
+  const int64_t ld = lead(c.features);
+  const Operand o{k.phi, 1, ld, k.v.at, k.v.ld, k.n};
+  product(c.features, round_up(c.value_dim, VL), &o, 1, Store<true>{sums.S, wide(c.value_dim)});
+  add_rows(k.phi, ld, k.n, c.features, nullptr, sums.Z);
+}
+
+// Features of n queries, each row near 1 in size: its scale cancels in the division.
+struct QuerySpace {
+  float *x, *offset, *tops, *work;
+};
+
+INLINE int64_t query_floats(const Call& c, int64_t n) { return n * (wide(c.dim) + 2) + 32 + map_work(c, n); }
+
+INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
+  QuerySpace s;
+  s.x = at;
+  s.offset = s.x + n * wide(c.dim);
+  s.tops = s.offset + n;
+  s.work = s.tops + n;
+  return s;
+}
+
+// dots[i] = phi_i . z.
+Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, const QuerySpace& s, float* phi,
+                  const float* z, float* dots) {
+  const Rows x = rows(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], c.dim, n, nullptr, false, s.x);
+  const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
+  if (spread == 0) {
+    memset(s.offset, 0, size_t(n) * 4);
+  } else {
+    square_sums(x, n, c.dim, s.offset);
+    for (int64_t i = 0; i < n; ++i) s.offset[i] = spread * __builtin_sqrtf(s.offset[i]);
+  }
+  features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
+  if (c.map != MAP_EXP) return x;
+  bool fits = true;
+  for (int64_t i = 0; i < n; ++i) fits &= s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST;
+  if (!fits) {  // the guess from the norm was poor: take the largest exponent itself
+    for (int64_t i = 0; i < n; ++i) s.offset[i] = finite(s.tops[i]) ? s.offset[i] - s.tops[i] : s.offset[i];
+    features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
+  }
+  return x;
+}
+
+// Scores of queries with the keys up to their own, and their sum added to the denominators.
+struct Lower {
+  float* scores;
+  const float* first;  // (n) what each row starts from, or null
+  float* total;        // (n, VL) or null
+  INLINE vec start(int64_t i, int64_t) const { return first ? splat(first[i]) : vec{}; }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+    vec row = {};
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) {
+      const int64_t column = j + w * VL;
+      if (column + VL - 1 > i) acc[w] = lanes() <= splat(float(i - column)) ? acc[w] : vec{};
+      row += acc[w];
+      store(scores + i * LD_SCORES + column, acc[w]);
+    }
+    if (total) store(total + i * VL, j ? load(total + i * VL) + row : row);
+  }
+};
+
+void add_totals(const float* total, int64_t n, float* den) {
+  float sums[BLOCK];
+  reduce_rows<false>(total, n, sums);
+  for (int64_t i = 0; i < n; ++i) den[i] += sums[i];
+}
+
+// Numerators times 1 / denominator.
+struct Divide {
+  float* out;
+  int64_t ld;
+  const float* inverse;
+  INLINE vec start(int64_t, int64_t) const { return vec{}; }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) store(out + i * ld + j + w * VL, acc[w] * inverse[i]);
+  }
+};
+
+// 1 / den in place, 0 where den cannot be divided by. Returns how many of the rows from `from` on were such.
+int64_t invert(float* den, int64_t n, int64_t from, int32_t& flags) {
+  int64_t small = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!finite(den[i])) flags |= NOT_FINITE;
+    const bool bad = !(__builtin_fabsf(den[i]) > TINY);
+    small += bad && i >= from;
+    den[i] = bad ? 0 : 1 / den[i];
+  }
+  return small;
+}
+
+void write_rows(const Call& c, int64_t n, const Operand* o, int count, const float* inverse, float* out, float* space) {
+  const int64_t M = c.value_dim;
+  if (M % VL == 0) {
+    product(n, M, o, count, Divide{out, M, inverse});
+  } else {
+    product(n, round_up(M, VL), o, count, Divide{space, wide(M), inverse});
+    copy_out(space, wide(M), n, M, out);
+  }
+}
+
+int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* at) {
+  const Sums sums = view(c, at);
+  const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features);
+  float* space = scratch(n * ld + key_floats(c, n) + 64);
+  float* phi = take(space, n * ld);
+  const KeySpace keys = key_space(c, n, space, phi);
+  for (int64_t t = begin; t < end; t += n) {
+    const Keys k = take_keys(c, head, t, imin(n, end - t), sums, false, keys);
+    add_keys(c, k, sums);
+  }
+  return OK;
+}
+
+// Queries [begin, end) of the query heads of a kv head, counted head by head: row = group * L + token.
+int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, const float* at, int64_t* guarded) {
+  const Sums sums = view(c, const_cast<float*>(at));
+  const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
+  const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features), M = c.value_dim;
+  float* space = scratch(n * (ld + wide(M) + 1) + query_floats(c, n) + 128);
+  float* phi = take(space, n * ld);
+  float* spill = take(space, n * wide(M));
+  float* den = take(space, n);
+  const QuerySpace queries = query_space(c, n, space);
+  int32_t flags = OK;
+  for (int64_t row = begin; row < end;) {
+    const int64_t g = row / c.queries, t = row % c.queries, m = imin(n, imin(end - row, c.queries - t));
+    take_queries(c, b, first + g, t, m, queries, phi, sums.Z, den);
+    *guarded += invert(den, m, 0, flags);
+    const Operand o{phi, ld, 1, sums.S, wide(M), c.features};
+    write_rows(c, m, &o, 1, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill);
+    row += m;
+  }
+  return flags;
+}
+
+int64_t count_visible(const Call& c, int64_t b, int64_t t, int64_t n, int64_t& first) {
+  first = 0;
+  if (!c.mask) return n;
+  const uint8_t* mask = c.mask + b * c.keys + t;
+  int64_t count = 0;
+  while (first < n && !mask[first]) ++first;
+  for (int64_t i = 0; i < n; ++i) count += mask[i];
+  return count;
+}
+
+// Tokens [begin, end) in order. `guarded` null: keys only. `seen`: visible keys before, so that rows without any key
+// are not counted as guarded.
+int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* at, int64_t* guarded, int64_t seen) {
+  const Sums sums = view(c, at);
+  const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
+  const int64_t r = c.features, ld = lead(r), M = c.value_dim, full = round_up(r, VL);
+  const int64_t mark = r * (M + 1) + 1, marks = c.segment ? (c.keys + c.segment - 1) / c.segment : 0;
+  float* space = scratch(2 * BLOCK * ld + full * BLOCK + BLOCK * (LD_SCORES + wide(M) + 2 * VL) + key_floats(c, BLOCK) +
+                         query_floats(c, BLOCK) + 256);
+  float* phi_k = take(space, BLOCK * ld);
+  float* phi_q = take(space, BLOCK * ld);
+  float* phi_t = take(space, full * BLOCK);
+  float* scores = take(space, BLOCK * LD_SCORES);
+  float* spill = take(space, BLOCK * wide(M));
+  float* total = take(space, BLOCK * VL);
+  float* den = take(space, BLOCK);
+  const KeySpace keys = key_space(c, BLOCK, take(space, key_floats(c, BLOCK)), phi_k);
+  const QuerySpace queries = query_space(c, BLOCK, space);
+  int32_t flags = OK;
+  for (int64_t t = begin; t < end;) {
+    if (guarded && c.marks && t % c.segment == 0) {
+      float* to = c.marks + (head * marks + t / c.segment) * mark;
+      pack(c, sums, to, to + r * M);
+      to[mark - 1] = float(*sums.level);
+    }
+    const bool empty = seen == 0 && c.tokens && c.tokens[head] == 0 && t == begin;
+    const Keys k = take_keys(c, head, t, imin(BLOCK - t % BLOCK, end - t), sums, true, keys);
+    int64_t visible_from;
+    const int64_t visible = count_visible(c, b, t, k.n, visible_from);
+    if (guarded) {
+      const int64_t columns = round_up(k.n, VL);
+      transpose(k.phi, ld, k.n, r, phi_t, BLOCK);
+      for (int64_t g = 0; g < groups; ++g) {
+        take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den);
+        const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};
+        product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, true);
+        add_totals(total, k.n, den);
+        *guarded += invert(den, k.n, seen ? 0 : visible_from, flags);
+        const Operand parts[2] = {{scores, LD_SCORES, 1, k.v.at, k.v.ld, k.n, UP_TO_ROW},
+                                  {phi_q, ld, 1, sums.S, wide(M), r}};
+        write_rows(c, k.n, parts, empty ? 1 : 2, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill);
+      }
+    }
+    add_keys(c, k, sums);
+    if (c.scaled) *sums.level += k.log2_decay;
+    seen += visible;
+    t += k.n;
+  }
+  return flags;
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+// Products of small matrices in cache: register tiles of MR rows by NR vectors, with what happens to a finished tile
+// (exp, masks, row sums, division) done while it is still in registers.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+enum Range { WHOLE, UP_TO_ROW, FROM_ROW };  // which k a row needs: all, k <= row, k >= row
+
+// One summand A B of a product: element (i, k) of A is a[i * row + k * col], B is k x n with rows `ldb` apart.
+struct Operand {
+  const float* a;
+  int64_t row, col;
+  const float* b;
+  int64_t ldb, k;
+  Range range = WHOLE;
+};
+
+template <int R, int W>
+INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W]) {
+  int64_t first = o.range == FROM_ROW ? i0 : 0;
+  int64_t last = o.range == UP_TO_ROW ? imin(o.k, i0 + R) : o.k;
+  const float* a = o.a + i0 * o.row + first * o.col;
+  const float* b = o.b + first * o.ldb + j0;
+  const int64_t row = o.row, col = o.col, ldb = o.ldb;
+#pragma GCC unroll 2
+  for (int64_t k = first; k < last; ++k) {
+    vec right[W];
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+      vec left = splat(a[i * row]);
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
+    }
+    a += col;
+    b += ldb;
+  }
+}
+
+template <int R, int W, class End>
+__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& end) {
+  vec acc[R][W];
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
+  }
+  for (int n = 0; n < count; ++n) multiply<R, W>(o[n], i0, j0, acc);
+#pragma GCC unroll 6
+  for (int i = 0; i < R; ++i) end.template finish<W>(i0 + i, j0, acc[i]);
+}
+
+template <int W, class End>
+void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const End& end) {
+  switch (rows) {
+    case 1: return tile<1, W>(o, count, i0, j0, end);
+    case 2: return tile<2, W>(o, count, i0, j0, end);
+    case 3: return tile<3, W>(o, count, i0, j0, end);
+    case 4: return tile<4, W>(o, count, i0, j0, end);
+#if defined(__AVX2__) || defined(__AVX512F__)
+    case 5: return tile<5, W>(o, count, i0, j0, end);
+    case 6: return tile<6, W>(o, count, i0, j0, end);
+#endif
+  }
+}
+
+// end(i, j) <- sum over operands of A B, for m rows and n columns; n is a multiple of VL.
+// With `lower`, tiles right of the diagonal are skipped: `end` must not need them.
+template <class End>
+void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, bool lower = false) {
+  const int64_t steps = (m + MR - 1) / MR;
+  for (int64_t j0 = 0; j0 < n; j0 += NR * VL) {
+    const int64_t width = imin(NR, (n - j0) / VL);
+    for (int64_t s = 0; s < steps; ++s) {
+      const int64_t i0 = s * m / steps, i1 = (s + 1) * m / steps;
+      int64_t w = width;
+      if (lower) {
+        if (j0 >= i1) continue;
+        w = imin(w, (i1 - j0 + VL - 1) / VL);
+      }
+      switch (w) {
+        case 1: tiles<1>(int(i1 - i0), o, count, i0, j0, end); break;
+        case 2: tiles<2>(int(i1 - i0), o, count, i0, j0, end); break;
+#if defined(__AVX512F__)
+        case 3: tiles<3>(int(i1 - i0), o, count, i0, j0, end); break;
+        case 4: tiles<4>(int(i1 - i0), o, count, i0, j0, end); break;
+#endif
+      }
+    }
+  }
+}
+
+// C = A B, or C += A B.
+template <bool ADD>
+struct Store {
+  float* c;
+  int64_t ldc;
+  INLINE vec start(int64_t i, int64_t j) const { return ADD ? load(c + i * ldc + j) : vec{}; }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+#pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) store(c + i * ldc + j + w * VL, acc[w]);
+  }
+};
+
+}  // namespace

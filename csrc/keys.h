@@ -1,0 +1,113 @@
+// A block of keys made ready: values, and features weighted so that neither overflows nor vanishes.
+#pragma once
+#include "sums.h"
+
+namespace {
+
+// How far, in bits, a feature may rise above the level of the sums before the level must follow. Levels move by whole
+// bits, which is exact, so that where a block ends or how high a later key rises does not change earlier rows.
+constexpr float HIGHEST = 30;
+
+struct Keys {
+  int64_t n;          // rows of this block
+  Rows x, v;
+  float* offset;      // (n) log2-weight of each key against the level
+  float* phi;         // (n, lead(r)), weighted
+  float lowered;      // what the sums were multiplied with before this block, because the level rose
+  double log2_decay;  // of the whole block
+  bool any;           // a key is visible
+};
+
+struct KeySpace {
+  float *x, *v, *offset, *tops, *phi, *work;
+  double* weight;
+};
+
+INLINE int64_t key_floats(const Call& c, int64_t n) {
+  return n * (wide(c.dim) + wide(c.value_dim) + 4) + 64 + map_work(c, n);
+}
+
+INLINE KeySpace key_space(const Call& c, int64_t n, float* at, float* phi) {
+  KeySpace s;
+  s.weight = reinterpret_cast<double*>(at);
+  s.x = at + 2 * round_up(n, 16);
+  s.v = s.x + n * wide(c.dim);
+  s.offset = s.v + n * wide(c.value_dim);
+  s.tops = s.offset + n;
+  s.work = s.tops + n;
+  s.phi = phi;
+  return s;
+}
+
+// The keys [t, t + n) of a kv head. With `cut`, the block ends before a key that would lift the level for the rows
+// before it, and `sums` are those before the block; else the level rises to the highest key of the block.
+Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, bool cut, const KeySpace& space) {
+  const int64_t b = head / c.kv_heads, h = head % c.kv_heads;
+  const uint8_t* mask = c.mask ? c.mask + b * c.keys + t : nullptr;
+  Keys k;
+  k.x = rows(c, token(c, c.key, c.key_stride, b, h, t), c.key_stride[2], c.dim, n, mask, false, space.x);
+  k.v = rows(c, token(c, c.value, c.value_stride, b, h, t), c.value_stride[2], c.value_dim, n, mask, true, space.v);
+  k.phi = space.phi;
+  k.offset = space.offset;
+  k.lowered = 1;
+
+  const int64_t at = head * c.keys + t;
+  if (c.square != 0) {
+    square_sums(k.x, n, c.dim, space.tops);
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant + c.square * space.tops[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant;
+  }
+  if (c.log_weight) {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] += LOG2E * c.log_weight[at + i];
+  }
+  if (cut && c.log_decay) {
+    double decayed = 0;
+    for (int64_t i = 0; i < n; ++i) space.weight[i] -= decayed += LOG2E * c.log_decay[at + i];
+  }
+  if (mask) {
+    for (int64_t i = 0; i < n; ++i) space.weight[i] = mask[i] ? space.weight[i] : EMPTY;
+  }
+  int64_t first = 0;  // visible row
+  while (first < n && !(space.weight[first] > EMPTY)) ++first;
+  k.any = first < n;
+  bool fresh = *sums.level == EMPTY && k.any;
+  if (fresh) *sums.level = __builtin_ceil(space.weight[first]);
+  const double level = *sums.level;
+  double raised = 0;
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const double above = k.any ? level + raised : 0;
+    for (int64_t i = 0; i < n; ++i) k.offset[i] = fmax2(float(space.weight[i] - above), HIDDEN);
+    features(c, k.x, n, k.offset, k.phi, space.tops, space.work);
+    if (!c.scaled || !k.any) break;
+    int64_t high = n;
+    float highest = HIDDEN;
+    for (int64_t i = n; i-- > 0;) {
+      if (space.tops[i] > HIGHEST) high = i;
+      highest = fmax2(highest, space.tops[i]);
+    }
+    const bool low = fresh && (cut ? space.tops[first] : highest) < -HIGHEST;
+    if (high == n && !low) break;
+    if (cut && high < n && high > first) {
+      n = high;
+      break;
+    }
+    const float by = cut ? space.tops[low ? first : high] : highest;
+    if (!finite(by)) break;  // reported by the sums, which are no longer finite
+    raised += __builtin_ceil(by);
+    fresh = false;
+  }
+  if (raised != 0) {
+    k.lowered = exp2s(float(-raised));
+    scale_sums(sums, k.lowered);
+    *sums.level = level + raised;
+  }
+  k.n = n;
+  k.log2_decay = 0;
+  if (cut && c.log_decay) {
+    for (int64_t i = 0; i < n; ++i) k.log2_decay += LOG2E * c.log_decay[at + i];
+  }
+  return k;
+}
+
+}  // namespace

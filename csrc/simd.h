@@ -1,0 +1,174 @@
+// Vectors of floats for the instruction set this file is compiled for: 16, 8 or 4 lanes. One source, three sets.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;
+constexpr int MR = 6, NR = 4;  // rows and vectors of a register tile
+#elif defined(__AVX2__)
+constexpr int VL = 8;
+constexpr int MR = 6, NR = 2;
+#else
+constexpr int VL = 4;
+constexpr int MR = 4, NR = 2;
+#endif
+
+typedef float vec __attribute__((vector_size(VL * 4)));
+typedef int32_t ivec __attribute__((vector_size(VL * 4)));
+typedef float loose_vec __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE vec load(const float* p) { return *reinterpret_cast<const loose_vec*>(p); }
+INLINE void store(float* p, vec x) { *reinterpret_cast<loose_vec*>(p) = x; }
+INLINE vec splat(float x) { return x - vec{}; }
+INLINE vec vmax(vec a, vec b) { return a > b ? a : b; }
+
+INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE float fmax2(float a, float b) { return a > b ? a : b; }
+INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+INLINE bool finite(float x) { return x - x == 0; }
+
+INLINE vec lanes() {
+  vec x;
+  for (int i = 0; i < VL; ++i) x[i] = float(i);
+  return x;
+}
+
+INLINE float sum(vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float s = 0;
+  for (int i = 0; i < VL; ++i) s += x[i];
+  return s;
+#endif
+}
+
+INLINE float top(vec x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float m = x[0];
+  for (int i = 1; i < VL; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+#endif
+}
+
+INLINE vec load_some(const float* p, int64_t n) {
+  if (n >= VL) return load(p);
+  vec x = {};
+  memcpy(&x, p, size_t(n) * 4);
+  return x;
+}
+
+INLINE void store_some(float* p, vec x, int64_t n) {
+  if (n >= VL) return store(p, x);
+  memcpy(p, &x, size_t(n) * 4);
+}
+
+// Lanes of a and b such that low and high lanes of each pair, `half` apart, come to lie above each other.
+template <int half>
+INLINE void interleave(vec a, vec b, vec& low, vec& high) {
+  ivec first, second;
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i) {
+    first[i] = i & half ? VL + i - half : i;
+    second[i] = i & half ? VL + i : i + half;
+  }
+  low = __builtin_shuffle(a, b, first);
+  high = __builtin_shuffle(a, b, second);
+}
+
+template <int half>
+INLINE void transpose_step(vec (&x)[VL]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i) {
+    if (!(i & half)) interleave<half>(x[i], x[i + half], x[i], x[i + half]);
+  }
+}
+
+// VL x VL numbers, rows becoming columns.
+INLINE void transpose_tile(vec (&x)[VL]) {
+  transpose_step<1>(x);
+  transpose_step<2>(x);
+  if constexpr (VL > 4) transpose_step<4>(x);
+  if constexpr (VL > 8) transpose_step<8>(x);
+}
+
+template <bool MAX, int half>
+INLINE void reduce_step(vec (&x)[VL]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < VL / 2 / half; ++i) {
+    vec low, high;
+    interleave<half>(x[2 * i], x[2 * i + 1], low, high);
+    x[i] = MAX ? vmax(low, high) : low + high;
+  }
+}
+
+// The sum, or the largest, of each of VL vectors.
+template <bool MAX>
+INLINE vec reduce(vec (&x)[VL]) {
+  reduce_step<MAX, 1>(x);
+  reduce_step<MAX, 2>(x);
+  if constexpr (VL > 4) reduce_step<MAX, 4>(x);
+  if constexpr (VL > 8) reduce_step<MAX, 8>(x);
+  return x[0];
+}
+
+// The same for n vectors that lie one after the other.
+template <bool MAX>
+void reduce_rows(const float* vectors, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; i += VL) {
+    vec x[VL];
+    if (i + VL <= n) {
+#pragma GCC unroll 16
+      for (int k = 0; k < VL; ++k) x[k] = load(vectors + (i + k) * VL);
+    } else {
+      for (int k = 0; k < VL; ++k) x[k] = load(vectors + imin(i + k, n - 1) * VL);
+    }
+    store_some(to + i, reduce<MAX>(x), n - i);
+  }
+}
+
+// 2^x to 2e-7, 0 below 2^-126. The polynomial is the minimax one of 2^f on [0, 1).
+INLINE vec exp2v(vec x) {
+#if defined(__AVX512F__)
+  vec f = (vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+  x = x < -150.0f ? splat(-150.0f) : x;
+  x = x > 129.0f ? splat(129.0f) : x;
+  ivec n = __builtin_convertvector(x, ivec);
+  vec whole = __builtin_convertvector(n, vec);
+  ivec down = whole > x;  // -1 where the conversion rounded up
+  n += down;
+  vec f = x - __builtin_convertvector(n, vec);
+#endif
+  vec p = splat(0.0018775769f);
+  p = p * f + 0.0089893406f;
+  p = p * f + 0.055826318f;
+  p = p * f + 0.24015361f;
+  p = p * f + 0.69315308f;
+  p = p * f + 0.99999994f;
+#if defined(__AVX512F__)
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+  // Two factors, so that the exponent of each stays in range; what is below 2^-126 may become 0.
+  ivec half = n >> 1;
+  ivec rest = n - half;
+  return p * (vec)((half + 127) << 23) * (vec)((rest + 127) << 23);
+#endif
+}
+
+INLINE float exp2s(float x) { return exp2v(splat(x))[0]; }
+
+}  // namespace

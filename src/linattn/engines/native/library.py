@@ -1,0 +1,88 @@
+"""The shared library: where it is, what it runs on, and the structure a call is handed over in."""
+
+import ctypes
+import glob
+import os
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+
+import torch
+
+ISA_LEVELS = ("portable", "avx2", "avx512")
+NOT_FINITE, NO_MEMORY = 1, 2
+
+
+class Call(Structure):
+    """Mirrors struct Call of csrc/call.h, which says what the fields mean."""
+
+    _fields_ = (
+        [(name, c_int64) for name in "batch heads kv_heads queries keys dim value_dim features threads segment".split()]
+        + [(name, c_int32) for name in "map dtype scaled pad".split()]
+        + [("square", c_double), ("constant", c_double)]
+        + [("root", c_float), ("low", c_float * 2), ("high", c_float * 2), ("pad2", c_float)]
+        + [(name, c_void_p) for name in "weight weight_t bias query key value".split()]
+        + [(name, c_int64 * 3) for name in "query_stride key_stride value_stride".split()]
+        + [
+            (name, c_void_p)
+            for name in (
+                "mask log_decay log_weight S Z scale tokens guarded S_new Z_new scale_new tokens_new guarded_new out marks "
+                "grad_out grad_S_new grad_Z_new grad_query grad_key grad_value grad_S grad_Z grad_log"
+            ).split()
+        ]
+    )
+
+
+class Library:
+    """The loaded library, or `why_not`: the sentence that says what is missing."""
+
+    def __init__(self) -> None:
+        self.why_not: str | None = None
+        self.threads = "one"
+        try:
+            self._load()
+        except (OSError, AttributeError, ValueError) as error:
+            self.why_not = str(error)
+
+    def _load(self) -> None:
+        found = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "_linattn*.so")))
+        if not found:
+            raise OSError("its library was not built when linattn was installed (a C++17 compiler is needed)")
+        library = ctypes.CDLL(found[0])
+        library.linattn_call_size.restype = c_int64
+        if library.linattn_call_size() != ctypes.sizeof(Call):
+            raise ValueError("its library is of another version of linattn: install linattn again")
+        library.linattn_isa.restype = c_char_p
+        for name in ("absorb", "read", "causal", "absorb_backward", "read_backward", "causal_backward"):
+            entry = getattr(library, f"linattn_{name}")
+            entry.argtypes, entry.restype = [POINTER(Call)], c_int32
+            setattr(self, name, entry)
+        self.step = library.linattn_step
+        self.step.argtypes, self.step.restype = [c_void_p] * 15, c_int32
+        self._library = library
+        self._use_torch_threads()
+        wanted = os.environ.get("LINATTN_ISA")
+        if wanted:
+            self.set_isa(wanted)
+
+    def _use_torch_threads(self) -> None:
+        """Hands over torch's own parallel loop, so that torch.set_num_threads holds and pools do not fight."""
+        path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+        try:
+            loop = ctypes.CDLL(path).torch_parallel_for
+        except (OSError, AttributeError):
+            return
+        self._library.linattn_use_threads(loop)
+        self.threads = "torch's"
+
+    @property
+    def isa(self) -> str:
+        return self._library.linattn_isa().decode()
+
+    def set_isa(self, name: str) -> None:
+        """Chooses an instruction set for every call from now on; for tests, and by LINATTN_ISA for everybody."""
+        if name not in ISA_LEVELS:
+            raise ValueError(f"LINATTN_ISA is {name!r}; it must be one of {', '.join(ISA_LEVELS)}")
+        if not self._library.linattn_set_isa(ISA_LEVELS.index(name)):
+            raise ValueError(f"LINATTN_ISA asks for {name}, which this CPU does not have")
+
+
+library = Library()

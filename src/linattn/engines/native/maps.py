@@ -1,0 +1,123 @@
+"""Kernels in the native code's terms: which map, its numbers and its weights, in units of log2 where it is exponential."""
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import Elu, Kernel, Polynomial, Positive, Relu, Taylor, Trig
+from ...kernels.precondition import prepare_key, prepare_query
+
+EXP, TRIG, IDENTITY, ELU, RELU, QUADRATIC = range(6)
+LOG2E = 1 / math.log(2)
+
+
+@dataclass
+class NativeMap:
+    """What csrc/call.h wants to know of a feature map."""
+
+    kind: int
+    features: int
+    scaled: bool = False  # keys carry log-weights
+    square: float = 0.0
+    constant: float = 0.0
+    root: float = 1.0
+    low: tuple[float, float] = (0.0, 0.0)
+    high: tuple[float, float] = (0.0, 0.0)
+    weights: tuple[Tensor, ...] = ()  # weight, weight_t, bias
+    prepared: bool = False  # tokens are changed in torch first: `prepare`
+    steps: dict[Any, Any] = field(default_factory=dict)  # what one-token calls of each shape have in common
+
+    def numbers(self) -> tuple[list[int], list[float]]:
+        """As arguments of an operator."""
+        return (
+            [self.kind, self.features, int(self.scaled)],
+            [self.square, self.constant, self.root, *self.low, *self.high],
+        )
+
+
+def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
+    """The map of a kernel, made once for every scale and remade when the kernel's weights change."""
+    projection = getattr(kernel, "projection", None)
+    stamp = None if projection is None else (projection.data_ptr(), projection._version)
+    known = _known.get(kernel)
+    if known is None or known[0] != stamp:
+        known = _known[kernel] = (stamp, {})
+    made = known[1].get((scale, dim))
+    if made is None:
+        made = known[1][scale, dim] = _make(kernel, scale, dim)
+    return made
+
+
+_known: weakref.WeakKeyDictionary[Kernel, tuple[object, dict[object, NativeMap]]] = weakref.WeakKeyDictionary()
+
+
+def _make(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
+    if type(kernel) is Positive:
+        prepared = kernel.precondition is not None
+        root = 1.0 if prepared else math.sqrt(kernel.logit_scale(dim, scale))
+        weight, bias = kernel.projection.detach().double(), torch.zeros(kernel.projection.shape[0]).double()
+        bias = kernel.exponent * weight.square().sum(-1) * LOG2E
+        weight = weight * math.sqrt(1 - 4 * kernel.exponent) * (root * LOG2E)
+        if kernel.hyperbolic:
+            weight, bias = torch.cat([weight, -weight]), torch.cat([bias, bias])
+        constant = dim / 4 * math.log1p(-4 * kernel.exponent) - math.log(kernel.features) / 2
+        return NativeMap(
+            EXP,
+            kernel.features,
+            scaled=True,
+            square=-0.5 * root**2 * LOG2E,
+            constant=constant * LOG2E,
+            weights=_weights(weight, bias),
+            prepared=prepared,
+        )
+    if type(kernel) is Trig:
+        weights = _weights(kernel.projection.detach().double(), None)
+        root = 1 / math.sqrt(kernel.features)
+        return NativeMap(
+            TRIG, 2 * kernel.features, scaled=True, square=0.5 * LOG2E, root=root, weights=weights, prepared=True
+        )
+    if type(kernel) in (Elu, Relu):
+        root = 1.0 if scale is None else math.sqrt(scale)
+        return NativeMap(ELU if type(kernel) is Elu else RELU, dim, root=root)
+    if type(kernel) is Polynomial and kernel.degree == 2 and kernel.sketch is None:
+        root, c = math.sqrt(kernel.logit_scale(dim, scale)), kernel.offset
+        low = (c, math.sqrt(2 * c))
+        return NativeMap(QUADRATIC, kernel.features_for(dim), root=root, low=low, high=(1.0, math.sqrt(2)))
+    if type(kernel) is Taylor and kernel.order == 2:
+        prepared = kernel.precondition is not None
+        root = 1.0 if prepared else math.sqrt(kernel.logit_scale(dim, scale))
+        high = (math.sqrt(0.5), 1.0)
+        return NativeMap(QUADRATIC, kernel.features_for(dim), root=root, low=(1.0, 1.0), high=high, prepared=prepared)
+    return NativeMap(IDENTITY, kernel.features_for(dim), prepared=True)
+
+
+def prepare(kernel: Kernel, x: Tensor, scale: float | None, is_key: bool) -> tuple[Tensor, Tensor | None]:
+    """What torch does before the native code: the changed tokens, and a key's log-weight where the map leaves it out."""
+    if type(kernel) is Trig and kernel.normalize:
+        return kernel._unit(x, scale), None
+    if isinstance(kernel, (Positive, Trig)) or (isinstance(kernel, Taylor) and kernel.order == 2):
+        change = prepare_key if is_key else prepare_query
+        return change(kernel, x, scale, kernel.precondition)
+    return (kernel.scaled_key_features if is_key else kernel.scaled_query_features)(x, scale=scale)
+
+
+def _lead(n: int) -> int:
+    return (n + 15) // 16 * 16 + 16
+
+
+def _wide(n: int) -> int:
+    return _lead(n) if n > 64 else (n + 15) // 16 * 16
+
+
+def _weights(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(r, dim) with rows padded, its transpose likewise, and the bias of each feature, -1e30 where there is none."""
+    rows, dim = weight.shape
+    padded, turned = torch.zeros(rows, _wide(dim)), torch.zeros(dim, _lead(rows))
+    padded[:, :dim], turned[:, :rows] = weight, weight.T
+    wide_bias = torch.full((_lead(rows),), -1e30)
+    wide_bias[:rows] = 0 if bias is None else bias
+    return padded, turned, wide_bias

@@ -1,0 +1,98 @@
+"""What the tests share: every kernel by name, one table of tolerances, inputs from a seed."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from linattn import kernels
+from linattn.kernels import Kernel
+
+DIM = 8
+
+
+class Squares(torch.nn.Module):
+    """A feature map with weights of its own, for Custom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(12, DIM, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight.to(x.dtype).T).square() + 0.1
+
+
+def statistics() -> kernels.Precondition:
+    generator = torch.Generator().manual_seed(2)
+    sample = torch.randn(2, 1, 200, DIM, generator=generator) + 0.3
+    return kernels.Precondition.from_samples(sample[0], sample[1])
+
+
+# Every family, and every option that changes the features.
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "positive": lambda: kernels.Positive(DIM, 24),
+    "positive-iid": lambda: kernels.Positive(DIM, 24, orthogonal=False, seed=3),
+    "positive-hyperbolic": lambda: kernels.Positive(DIM, 24, hyperbolic=True),
+    "positive-optimal": lambda: kernels.Positive(DIM, 24, optimal=True),
+    "positive-preconditioned": lambda: kernels.Positive(DIM, 24, precondition=statistics()),
+    "trig": lambda: kernels.Trig(DIM, 64),
+    "trig-temperature": lambda: kernels.Trig(DIM, 64, temperature=2.0, learn_temperature=True),
+    "polynomial-2": lambda: kernels.Polynomial(2, 1.0),
+    "polynomial-4": lambda: kernels.Polynomial(4, 20.0),
+    "taylor": lambda: kernels.Taylor(2),
+    "taylor-preconditioned": lambda: kernels.Taylor(2, precondition=statistics()),
+    "elu": lambda: kernels.Elu(),
+    "relu": lambda: kernels.Relu(),
+    "learned": lambda: kernels.Learned(DIM, 10),
+    "custom": lambda: kernels.Custom(Squares()),
+}
+# These may have denominators near zero, where no tolerance holds; they are tested on their own terms.
+SIGNED: dict[str, Callable[[], Kernel]] = {
+    "polynomial-3": lambda: kernels.Polynomial(3, 4.0),
+    "polynomial-sketch": lambda: kernels.Polynomial(2, 1.0, sketch=64, dim=DIM),
+}
+
+# Largest difference allowed, relative to the largest number compared.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=list(KERNELS))
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return KERNELS[request.param]()
+
+
+def tokens(
+    *shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, spread: float = 1.0, grad: bool = False
+) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * spread).to(dtype).requires_grad_(grad)
+
+
+def qkv(
+    n: int = 37,
+    *,
+    s: int | None = None,
+    batch: tuple[int, ...] = (2,),
+    heads: int = 2,
+    kv_heads: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    grad: bool = False,
+    value_dim: int = 5,
+) -> tuple[Tensor, Tensor, Tensor]:
+    s, kv_heads = n if s is None else s, heads if kv_heads is None else kv_heads
+    return (
+        tokens(*batch, heads, n, DIM, seed=1, dtype=dtype, grad=grad),
+        tokens(*batch, kv_heads, s, DIM, seed=2, dtype=dtype, grad=grad),
+        tokens(*batch, kv_heads, s, value_dim, seed=3, dtype=dtype, grad=grad),
+    )
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None, factor: float = 1.0) -> None:
+    """Equal to the table's tolerance, relative to the largest expected number."""
+    assert actual.shape == expected.shape
+    if expected.numel() == 0:
+        return
+    difference = (actual.double() - expected.double()).abs().max().item()
+    bound = factor * TOLERANCE[dtype or actual.dtype] * max(expected.double().abs().max().item(), 1e-30)
+    assert difference <= bound, f"differs by {difference:.3g}, allowed {bound:.3g}"

@@ -1,0 +1,31 @@
+"""The examples run, and the model in them writes what it would have been taught."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_language_model.py"
+
+
+def test_the_language_model_trains_and_writes():
+    words = [sys.executable, str(EXAMPLE), "--steps", "3", "--length", "64", "--write", "20"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "step     3  loss" in done.stdout
+
+
+def test_writing_with_a_state_equals_reading_everything_again():
+    spec = importlib.util.spec_from_file_location("tiny_language_model", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    torch.manual_seed(0)
+    model = example.LanguageModel(11, dim=32, heads=2, layers=2).double()
+    tokens = torch.randint(11, (1, 80))
+    whole, _ = model(tokens)
+    logits, states = model(tokens[:, :70])
+    for t in range(70, 80):
+        step, states = model(tokens[:, t : t + 1], states)
+        logits = torch.cat([logits, step], 1)
+    assert torch.allclose(logits, whole, atol=1e-9)
