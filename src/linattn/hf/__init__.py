@@ -8,9 +8,10 @@ except ImportError as error:
 if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(f"linattn.hf needs transformers 5, found {transformers.__version__}: pip install 'linattn[hf]'.")
 
+from . import weights
 from .attach import attach, detach
 from .budgets import Calibration
 from .cache import StateCache
 from .calibrate import calibrate
 
-__all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach"]
+__all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach", "weights"]
