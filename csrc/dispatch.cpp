@@ -166,7 +166,7 @@ int32_t step(const Call& c) {
 
 int32_t causal(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 512;
+  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks) return step(c);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
