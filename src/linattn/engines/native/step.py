@@ -10,7 +10,7 @@ from ...sums import finite
 from ...sums.state import Sums
 from .calls import DTYPES, _map_call
 from .library import Call, library
-from .maps import native_map
+from .maps import IDENTITY, native_map
 
 
 def step(
@@ -76,7 +76,14 @@ def _prepare(
     H, M = key.shape[1], value.shape[3]
     if kernel.dim != D and not kernel.any_dim:
         return no
-    if fmap.prepared or L != 1 or tuple(key.shape) != (B, H, 1, D) or tuple(value.shape) != (B, H, 1, M) or M == 0:
+    if (
+        fmap.prepared
+        or fmap.kind == IDENTITY
+        or L != 1
+        or tuple(key.shape) != (B, H, 1, D)
+        or tuple(value.shape) != (B, H, 1, M)
+        or M == 0
+    ):
         return no
     if not query.dtype == key.dtype == value.dtype or B * H == 0 or heads % H or (heads != H and not enable_gqa):
         return no
