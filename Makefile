@@ -26,7 +26,7 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp
-	$(PIP) -e '.[lab,dev]'
+	$(PIP) -e '.[lab,dev,hf]'
 	@touch $@
 
 demo: $(VENV)/demo.stamp

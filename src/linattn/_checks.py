@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from .nearfar.state import NearFarState
 from .sums import finite
 from .sums.state import Cache, State, Sums
 
@@ -133,6 +134,12 @@ def check_state(
             raise ValueError(
                 f"this state has values of shape {tuple(state.value.shape)}; the call has batch {batch}, {heads} kv heads "
                 f"and value dim {value_dim}."
+            )
+    elif isinstance(state, NearFarState):
+        got = (*state.near.shape[:-2], state.near.shape[-1] - state.moments.shape[-1] + 1)
+        if tuple(got) != (*batch, heads, value_dim):
+            raise ValueError(
+                f"this state has (batch, kv heads, value dim) {got}; the call has {(*batch, heads, value_dim)}."
             )
 
 

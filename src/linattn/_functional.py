@@ -14,6 +14,8 @@ from . import _checks, engines
 from .engines import exact
 from .kernels import Exact, Kernel, resolve
 from .kernels.base import compute_dtype
+from .nearfar import NearFar, NearFarState
+from .nearfar import attend as nearfar
 from .sums import Cache, State, Sums, oracle
 from .sums.gates import log_gates
 from .sums.packing import Packing, read_cu_seqlens
@@ -108,8 +110,8 @@ def attention(
     state_batch = batch if packing is None else (*batch, packing[0].count)
     signature = kernel.signature(scale)
     if state is not None:
-        kind = Cache if isinstance(kernel, Exact) else Sums
-        features = None if kind is Cache else kernel.features_of(query)
+        kind = Cache if isinstance(kernel, Exact) else NearFarState if isinstance(kernel, NearFar) else Sums
+        features = kernel.features_of(query) if kind is Sums else None
         _checks.check_state(state, kind, signature, state_batch, heads, features, value.shape[-1])
         state = _flatten_state(state, state_batch)
 
@@ -132,6 +134,8 @@ def attention(
         call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, chosen)
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
+        elif isinstance(kernel, NearFar):
+            out, new_state = call.near_far(query, key, value, state, is_causal, return_state)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
     if not chosen.CHECKS_FINITE:
@@ -161,6 +165,15 @@ class _Call:
             raise ValueError("decay and gate act on sums; exact softmax has none. Choose a linear kernel.")
         options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
         return exact.attend(query, key, value, state, is_causal=is_causal, **options)
+
+    def near_far(
+        self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool, want_state: bool
+    ) -> tuple[Tensor, Any]:
+        if self.log_decay is not None:
+            raise ValueError("decay and gate act on sums; near/far softmax has none. Choose a linear kernel.")
+        options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
+        kernel: Any = self.kernel
+        return nearfar.attend(kernel, query, key, value, state, is_causal=is_causal, want_state=want_state, **options)
 
     def linear(self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool) -> tuple[Tensor, State]:
         if state is None:
@@ -257,10 +270,17 @@ def implied_attention(
     _checks.check_scale(scale)
     if key_mask is not None:
         _checks.check_mask(key_mask, tuple(key.shape[:-3]), key.shape[-2])
+    kernel = resolve(kernel, query.shape[-1], query.device)
+    if isinstance(kernel, NearFar):
+        if not exact_similarity:
+            one = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], -1)
+            options: Any = {"is_causal": is_causal, "scale": scale, "key_mask": key_mask}
+            return attention(query, key, one, kernel=kernel, enable_gqa=True, **options)
+        kernel = Exact(query.shape[-1])
     return oracle.weights(
         query,
         key,
-        resolve(kernel, query.shape[-1], query.device),
+        kernel,
         is_causal=is_causal,
         scale=scale,
         key_mask=key_mask,

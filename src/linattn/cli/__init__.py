@@ -17,6 +17,8 @@ LABS: dict[str, tuple[Any, str]] = {
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
     "compare": ("linattn.cli.compare", "time, memory and error of kernels beside softmax, on this machine"),
+    "fidelity": ("linattn.cli.fidelity", "a pretrained model with its attention replaced, beside itself"),
+    "generate": ("linattn.cli.generate", "go on with a long prompt, in memory that does not grow"),
     "lab": (LABS, "the companion systems"),
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..nearfar.kernel import NearFar
 from .base import Kernel
 from .elementwise import Elu, Relu
 from .exact import Exact
@@ -13,7 +14,7 @@ from .taylor import Taylor
 from .trig import Trig
 
 NAMES: dict[str, Callable[[int], Kernel]] = {
-    "softmax": lambda dim: Exact(dim),
+    "softmax": lambda dim: NearFar(dim=dim),
     "exact": lambda dim: Exact(dim),
     "positive": lambda dim: Positive(dim),
     "trig": lambda dim: Trig(dim),

@@ -1,0 +1,173 @@
+"""`linattn fidelity`: a pretrained model with its attention replaced, beside itself."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from .files import check_writable, write_json, write_text
+from .progress import progress
+
+EXAMPLES = """examples:
+  linattn fidelity --model smollm2 --text README.md --length 2048
+  linattn fidelity --model smollm2 --calibrate novel.txt --save model-folder --text manual.txt code.py
+  linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", required=True, help="a model folder, a GGUF file, smollm2 or minilm")
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of each text (default 2048)")
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument(
+        "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
+    )
+    parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
+    parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
+    parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
+    parser.add_argument(
+        "--kernels", nargs="*", default=["elu", "positive"], metavar="NAME", help="linear kernels to show too"
+    )
+    parser.add_argument("--needle", action="store_true", help="also hide a fact in each text and ask for it at the end")
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--html", metavar="FILE", help="write a page")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.length < 64:
+        raise SystemExit(f"linattn fidelity: --length must be at least 64, got {args.length}.")
+    for file in [*args.text, *([args.calibrate] if args.calibrate else [])]:
+        if not Path(file).is_file():
+            raise SystemExit(f"linattn fidelity: there is no file {file}.")
+    check_writable(args.json, args.html)
+    result = measure(args)
+    print(as_text(result))
+    if args.json:
+        write_json(args.json, result)
+    if args.html:
+        write_text(args.html, as_page(result))
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Every text with every kind of attention, as plain figures."""
+    from ..hf import fidelity, weights
+    from ..hf.calibrate import Calibration, calibrate
+    from ..measure.machine import machine
+    from ..nearfar import NearFar
+
+    model, tokenizer = weights.load(args.model)
+    encoder = not model.can_generate()
+    texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
+    kernel, budgets, mean = NearFar(args.window, args.slots), None, float(args.slots)
+    if args.calibrate or args.calibration:
+        if args.calibrate:
+            ids = weights.encode(tokenizer, Path(args.calibrate), args.length)
+            found = calibrate(model, ids, args.slots, kernel=kernel, save=args.save)
+        else:
+            found = Calibration.load(args.calibration)
+        kernel, budgets, mean = found.near_far(), found.budgets, found.mean_slots
+    choices: dict[str, fidelity.Choice] = {"exact": None, "near/far": (kernel, budgets)}
+    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
+    choices |= {name: (name, None) for name in args.kernels}
+    read = fidelity.read_encoder if encoder else fidelity.read_language
+    readings: dict[tuple[str, str], fidelity.Reading] = {}
+    rows = []
+    for label in progress([f"{text}: {name}" for text in texts for name in choices]):
+        text, name = label.rsplit(": ", 1)
+        reading = readings[text, name] = read(model, texts[text], choices[name])
+        exact = readings[text, "exact"]
+        row = {
+            "text": text,
+            "attention": name,
+            "tokens": reading.tokens,
+            "ms_per_token": 1e3 * reading.seconds / reading.tokens,
+        }
+        if encoder:
+            row["cosine"] = fidelity.cosine(reading, exact)
+        else:
+            row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
+            row["state_bytes"] = reading.state_bytes
+        if args.needle and not encoder:
+            encode = lambda x: tokenizer(x, add_special_tokens=False).input_ids  # noqa: E731
+            hits, likelihood = fidelity.needle(model, encode, texts[text], choices[name], length=reading.tokens)
+            row |= {"needle_hits": hits, "needle_log_likelihood": likelihood}
+        rows.append(row)
+    layers = fidelity.layer_errors(model, next(iter(texts.values())), kernel, budgets)
+    setting = {
+        "model": args.model,
+        "length": args.length,
+        "kernel": repr(kernel),
+        "mean_slots": mean,
+        "encoder": encoder,
+    }
+    return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Attention -> geometric mean of the perplexity ratios, or mean cosine."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["attention"], []).append(row["cosine"] if "cosine" in row else math.log(row["ratio"]))
+    means = {name: sum(x) / len(x) for name, x in found.items()}
+    return means if "cosine" in rows[0] else {name: math.exp(x) for name, x in means.items()}
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["text"], row["attention"], str(row["tokens"])]
+    if "cosine" in row:
+        return [*cells, f"{row['cosine']:.4f}", f"{row['ms_per_token']:.2f}"]
+    cells += [
+        f"{row['perplexity']:.3f}",
+        f"{row['ratio']:.4f}",
+        f"{row['state_bytes'] / 2**20:.2f}",
+        f"{row['ms_per_token']:.2f}",
+    ]
+    return [*cells, f"{row['needle_hits']:.2f}"] if "needle_hits" in row else cells
+
+
+def _header(rows: list[dict[str, Any]]) -> list[str]:
+    if "cosine" in rows[0]:
+        return ["text", "attention", "tokens", "cosine", "ms/token"]
+    header = ["text", "attention", "tokens", "perplexity", "/ exact", "state MiB", "ms/token"]
+    return [*header, "needle"] if "needle_hits" in rows[0] else header
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table for a terminal."""
+    rows = [_header(result["rows"]), *(_cells(row) for row in result["rows"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        f"{result['setting']['model']}, {result['setting']['kernel']}, mean slots {result['setting']['mean_slots']:.0f}"
+    ]
+    lines += [
+        "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths))) for row in rows
+    ]
+    what = "mean cosine with exact" if result["setting"]["encoder"] else "geometric mean of perplexity / exact"
+    lines.append(what + ": " + ", ".join(f"{name} {x:.4f}" for name, x in result["summary"].items()))
+    worst = max(range(len(result["layer_errors"])), key=result["layer_errors"].__getitem__)
+    mean = sum(result["layer_errors"]) / len(result["layer_errors"])
+    lines.append(
+        f"relative error of a layer's output: mean {mean:.4f}, most {result['layer_errors'][worst]:.4f} (layer {worst})"
+    )
+    return "\n".join(lines)
+
+
+def as_page(result: dict[str, Any]) -> str:
+    from ..measure.page import heading, page, table
+
+    layers = [[i, f"{error:.4f}"] for i, error in enumerate(result["layer_errors"])]
+    return page(
+        f"{result['setting']['model']}: attention replaced, no training",
+        [
+            heading("Texts", result["setting"]["kernel"]),
+            table(_header(result["rows"]), [_cells(row) for row in result["rows"]]),
+            heading("Over all texts"),
+            table(["attention", "mean"], [[name, f"{x:.4f}"] for name, x in result["summary"].items()]),
+            heading("Relative error of each layer's output", "Given exact inputs."),
+            table(["layer", "error"], layers),
+        ],
+    )

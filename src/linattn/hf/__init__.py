@@ -1,0 +1,17 @@
+"""Hugging Face: linear-time attention inside pretrained models, without training them."""
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError("linattn.hf needs transformers 5: pip install 'linattn[hf]'.") from error
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"linattn.hf needs transformers 5, found {transformers.__version__}: pip install 'linattn[hf]'.")
+
+from . import weights
+from .attach import attach, detach
+from .budgets import Calibration
+from .cache import StateCache
+from .calibrate import calibrate
+
+__all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach", "weights"]

@@ -1,0 +1,106 @@
+"""Putting a kernel into a pretrained model, and taking it out again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..kernels import Kernel, resolve
+from ..nearfar import NearFar
+from .attention import NAME, note_cache, register
+from .budgets import Calibration
+from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
+
+KernelLike = Kernel | str
+
+
+@dataclass
+class Attached:
+    """What `attach` changed, so that `detach` can put it back."""
+
+    layers: set[int] = field(default_factory=set)  # indices of the decoder's (or the only) self-attention layers
+    modules: list[Any] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    implementations: list[tuple[Any, str | None]] = field(default_factory=list)
+
+
+def attach(
+    model: PreTrainedModel,
+    kernel: KernelLike | Mapping[int, KernelLike] | None = None,
+    *,
+    budgets: Mapping[int, Sequence[int]] | None = None,
+) -> PreTrainedModel:
+    """Lets every global attention layer of a model attend through linattn. No weight changes; returns the model.
+
+    Args:
+        model: a transformers model: decoder (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, ..), encoder (BERT, ..) or both
+            (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
+        kernel: one kernel or name for all layers, or a mapping from layer index to kernel, where layers that are not
+            named keep their own attention. None is NearFar(), with the budgets that `calibrate` saved in the model's folder
+            if it did.
+        budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
+    """
+    if getattr(model, "_linattn", None) is not None:
+        raise ValueError("this model has linattn attached already: call linattn.hf.detach(model) first.")
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"attach takes a transformers PreTrainedModel, got {type(model).__name__}.")
+    found = attention_modules(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
+        )
+    if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
+        kernel, budgets = saved.near_far(), saved.budgets
+    attached = Attached()
+    chosen = []
+    for name, module in found:
+        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel or NearFar()
+        if choice is None or is_sliding(module):
+            continue
+        refuse_unsupported(name, module)
+        chosen.append((module, _kernel_for(module, choice, budgets)))
+    if not chosen:
+        raise ValueError(
+            "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
+        )
+    register()
+    for config in configs_of(model):
+        attached.implementations.append((config, config._attn_implementation))
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
+    for module, own in chosen:
+        module.linattn_kernel = own
+        attached.modules.append(module)
+        attached.hooks.append(module.register_forward_pre_hook(note_cache, with_kwargs=True))
+        attached.layers.add(module.layer_idx)
+    model._linattn = attached  # type: ignore[assignment]
+    return model
+
+
+def detach(model: PreTrainedModel) -> PreTrainedModel:
+    """Restores exactly what `attach` changed."""
+    attached = getattr(model, "_linattn", None)
+    if attached is None:
+        raise ValueError("this model has no linattn attached.")
+    for hook in attached.hooks:
+        hook.remove()
+    for module in attached.modules:
+        del module.linattn_kernel
+        module.__dict__.pop("_linattn_cache", None)
+    for config, implementation in attached.implementations:
+        config._attn_implementation_internal = implementation
+    del model._linattn
+    return model
+
+
+def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[int]] | None) -> Kernel:
+    weight = next(module.parameters())
+    head_dim = getattr(module, "head_dim", None) or module.config.hidden_size // module.config.num_attention_heads
+    own = resolve(choice, head_dim, weight.device)
+    if budgets is None or module.layer_idx not in budgets:
+        return own
+    if not isinstance(own, NearFar):
+        raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
+    return own.with_slots(budgets[module.layer_idx])

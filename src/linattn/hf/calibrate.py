@@ -1,0 +1,150 @@
+"""Which heads need how many slots: measured on a text, handed out greedily, kept beside the model."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from .._functional import attention
+from ..nearfar import NearFar
+from .budgets import Calibration, hand_out
+from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
+
+_PROBE = "linattn_probe"
+
+
+def calibrate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    mean_slots: int = 192,
+    *,
+    kernel: NearFar | None = None,
+    save: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Calibration:
+    """Measures which heads need many slots and hands out `mean_slots` per kv head on average.
+
+    The text is made to repeat itself, so that heads which copy from far back show; a head may get as many slots as there
+    are tokens. About ten forward passes of the text; two thousand tokens of ordinary prose are enough.
+
+    Args:
+        model: a model that nothing is attached to.
+        input_ids: (1, tokens) of a text.
+        kernel: the NearFar whose window, sinks, block and alpha are used.
+        save: a folder to write the result to; the model's own folder lets `attach` find it.
+    """
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
+        raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
+    if getattr(model, "_linattn", None) is not None:
+        raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
+    near_far = kernel or NearFar()
+    ids = repeating(input_ids)
+    largest = ids.shape[1]
+    sizes = [m for m in (16 * 2**i for i in range(32)) if m < largest] + [largest]
+    errors = torch.stack(measure_layers(model, ids, lambda _: [near_far.with_slots(m) for m in sizes], progress))
+    layers = [int(module.layer_idx) for _, module in _measured(model)]
+    budgets = hand_out(errors, sizes, mean_slots)
+    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha")}
+    result = Calibration(shape, dict(zip(layers, budgets)), sizes, errors)
+    if save is not None:
+        result.save(save)
+    return result
+
+
+def repeating(input_ids: Tensor) -> Tensor:
+    """The same number of tokens, of which the second half takes up stretches of the first again."""
+    n = input_ids.shape[1]
+    a, b, c = n // 10, n * 4 // 10, n * 6 // 10
+    return torch.cat([input_ids[:, :c], input_ids[:, a:b], input_ids[:, c : n - (b - a)]], 1)
+
+
+def measure_layers(
+    model: PreTrainedModel, ids: Tensor, kernels: Callable[[int], Sequence[NearFar]], progress: bool = False
+) -> list[Tensor]:
+    """Errors (kv heads, kernels) of every global attention layer, given exact inputs.
+
+    kernels: layer index -> what to try there. An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's
+    part in the numerator and of the whole layer in the denominator.
+    """
+    modules = _measured(model)
+    rows: dict[int, Tensor] = {}
+    with tqdm(total=len(modules), desc="layers", disable=not progress) as bar, _probing(model) as probe:
+
+        def measure(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
+        ) -> None:
+            size_of = _sizes_by_head(module, key.shape[1], query.shape[1] // key.shape[1], value.shape[-1])
+            outs = (attention(query, key, value, kernel=k, **options) for k in kernels(module.layer_idx))
+            rows[id(module)] = torch.stack([size_of(out - exact) for out in outs], -1) / size_of(exact).sum()
+            bar.update()
+
+        probe.append(measure)
+        with torch.inference_mode():
+            model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
+    return [rows[id(module)] for _, module in modules]
+
+
+def _measured(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    found = [(name, module) for name, module in attention_modules(model) if not is_sliding(module)]
+    for name, module in found:
+        refuse_unsupported(name, module)
+    return found
+
+
+def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tensor], Tensor]:
+    """|W_o x|^2 of each kv head's part, as a function of x (B, H G, L, M)."""
+    weight = _output_weight(module)
+    if weight is None:
+        gram = torch.eye(G * M).expand(H, -1, -1)
+    else:
+        parts = weight.reshape(-1, H, G * M).transpose(0, 1)  # (H, hidden, G M)
+        gram = parts.mT @ parts
+
+    def size_of(x: Tensor) -> Tensor:
+        rows = x.float().unflatten(1, (H, G)).transpose(2, 3).flatten(3).transpose(0, 1).flatten(1, 2)  # (H, B L, G M)
+        return ((rows @ gram) * rows).sum((1, 2))
+
+    return size_of
+
+
+def _output_weight(module: Any) -> Tensor | None:
+    """(hidden, heads * dim): the matrix that mixes the heads, where the module has it."""
+    for name in ("o_proj", "out_proj", "dense", "c_proj"):
+        layer = getattr(module, name, None)
+        if layer is not None and hasattr(layer, "weight"):
+            weight = layer.weight.detach().float()
+            return weight if isinstance(layer, nn.Linear) else weight.T  # GPT-2's Conv1D is the other way round
+    return None
+
+
+@contextmanager
+def _probing(model: PreTrainedModel) -> Iterator[list[Any]]:
+    """Runs the model's attention exactly, and shows each layer's tensors to the functions in the list."""
+    seen: list[Any] = []
+
+    def probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        given = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if given is None else given
+        options = {"is_causal": bool(causal), "scale": kwargs.get("scaling"), "enable_gqa": True}
+        for show in seen if not is_sliding(module) else ():
+            show(module, query, key, value, out.transpose(1, 2), options)
+        return out, weights
+
+    AttentionInterface.register(_PROBE, probe)
+    AttentionMaskInterface.register(_PROBE, sdpa_mask)
+    configs = configs_of(model)
+    before = [config._attn_implementation for config in configs]
+    model.set_attn_implementation(_PROBE)
+    try:
+        yield seen
+    finally:
+        for config, implementation in zip(configs, before):
+            config._attn_implementation_internal = implementation

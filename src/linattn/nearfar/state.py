@@ -1,0 +1,141 @@
+"""What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..sums.state import State
+
+# Shapes: B batch, H kv heads, G query heads per kv head, D dim, M value dim. Keys are scaled by sqrt(scale) and lie beside
+# their values in one tensor of width E = D + M.
+
+
+@dataclass
+class Memory:
+    """The tensors of some kv heads that have the same number of slots. B is one dimension.
+
+    Attributes:
+        sink: (B, H, sinks, E), the tokens at positions 0, 1, ..
+        near: (B, H, T, E), the last T tokens; the last one stands at position tokens - 1.
+        slots: (B, H, c, E), p-weighted means of the keys and values that a slot stands for.
+        bias: (B, H, c), added to x.k of the slot; 0 for a single key, -inf for an empty slot.
+        moments: (B, H, D + 1, D + 1), sum of [x, 1]' [x, 1] over the sampled queries of all finished blocks.
+        queries: (B, H, G, block / stride, D + 1), [x, 1] of the sampled queries of the unfinished block.
+    """
+
+    sink: Tensor
+    near: Tensor
+    slots: Tensor
+    bias: Tensor
+    moments: Tensor
+    queries: Tensor
+
+    @staticmethod
+    def empty(like: Tensor, heads: int, groups: int, dim: int, value_dim: int, sinks: int, samples: int) -> "Memory":
+        shape, width = (like.shape[0], heads), dim + value_dim
+        return Memory(
+            sink=like.new_zeros(*shape, sinks, width),
+            near=like.new_zeros(*shape, 0, width),
+            slots=like.new_zeros(*shape, 0, width),
+            bias=like.new_zeros(*shape, 0),
+            moments=like.new_zeros(*shape, dim + 1, dim + 1),
+            queries=like.new_zeros(*shape, groups, samples, dim + 1),
+        )
+
+
+@dataclass
+class NearFarState(State):
+    """The memory of a near/far call. Slots of all kv heads lie one after the other, since heads may have different numbers.
+
+    Attributes:
+        sink, near, moments, queries: as in `Memory`, for all kv heads.
+        slots, bias: (..., all slots, E) and (..., all slots).
+        tokens: (...,), visible keys seen, which is the position of the next one.
+        merged: (...,), keys before this position, sinks aside, are in slots.
+    """
+
+    sink: Tensor
+    near: Tensor
+    slots: Tensor
+    bias: Tensor
+    moments: Tensor
+    queries: Tensor
+    tokens: Tensor
+    merged: Tensor
+
+    form: ClassVar[str] = "nearfar"
+    batch_dims: ClassVar[dict[str, int]] = {
+        "sink": 3,
+        "near": 3,
+        "slots": 2,
+        "bias": 1,
+        "moments": 3,
+        "queries": 4,
+        "tokens": 0,
+        "merged": 0,
+    }
+
+    def drop_last(self, tokens: int) -> "NearFarState":
+        """Without its last tokens, which must still be in the window.
+
+        Inside the current block it is as if they had never been. Farther back the keys that were merged meanwhile stay
+        merged: nothing later than the new end is ever seen, but the window is shorter until it has filled up again.
+        """
+        if tokens < 0:
+            raise ValueError(f"drop_last takes a number >= 0, got {tokens}.")
+        new = self.tokens - tokens
+        if bool((new < self.merged).any()):
+            spare = int((self.tokens - self.merged).min())
+            raise ValueError(f"cannot drop {tokens} tokens: only the last {spare} are still outside the slots.")
+        keep = max(0, self.near.shape[-2] - tokens)
+        return replace(self, near=self.near[..., :keep, :], tokens=new)
+
+    def split(self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]]) -> list[Memory]:
+        """The memories of groups of kv heads with equally many slots; needs one batch dimension."""
+        shared = (self.sink, self.near, self.moments, self.queries)
+        if len(groups) == 1:
+            B, H = self.near.shape[:2]
+            sink, near, moments, queries = shared
+            slots, bias = self.slots.reshape(B, H, -1, self.slots.shape[-1]), self.bias.reshape(B, H, -1)
+            return [Memory(sink, near, slots, bias, moments, queries)]
+        sizes = _sizes(budgets, self.slots.shape[-2])
+        slots, bias = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
+        parts = []
+        for _, heads in groups:
+            sink, near, moments, queries = (x[:, heads] for x in shared)
+            stacked = torch.stack([slots[h] for h in heads], 1), torch.stack([bias[h] for h in heads], 1)
+            parts.append(Memory(sink, near, *stacked, moments, queries))
+        return parts
+
+    @staticmethod
+    def join(
+        kernel: str, parts: list[Memory], groups: list[tuple[int, list[int]]], tokens: Tensor, merged: Tensor
+    ) -> "NearFarState":
+        """The inverse of `split`."""
+        if len(parts) == 1:
+            part = parts[0]
+            slots, bias = part.slots.flatten(1, 2), part.bias.flatten(1, 2)
+            return NearFarState(kernel, part.sink, part.near, slots, bias, part.moments, part.queries, tokens, merged)
+        place = {h: (part, i) for part, (_, heads) in zip(parts, groups) for i, h in enumerate(heads)}
+        ordered = [place[h] for h in range(len(place))]
+        joined = {
+            name: torch.stack([getattr(part, name)[:, i] for part, i in ordered], 1)
+            for name in ("sink", "near", "moments", "queries")
+        }
+        slots = torch.cat([part.slots[:, i] for part, i in ordered], 1)
+        bias = torch.cat([part.bias[:, i] for part, i in ordered], 1)
+        return NearFarState(kernel, slots=slots, bias=bias, tokens=tokens, merged=merged, **joined)
+
+
+def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
+    """How many slots each head has: all grow alike, up to their budgets, and `total` together."""
+    low, high = 0, max(budgets, default=0)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(min(m, middle) for m in budgets) < total:
+            low = middle + 1
+        else:
+            high = middle
+    return [min(m, low) for m in budgets]
