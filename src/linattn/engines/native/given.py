@@ -53,7 +53,9 @@ def causal(
 ) -> tuple[Tensor, Sums]:
     """Pieces: query, key, value, mask, log-decay, log-weight."""
     query, key, value, mask = pieces[:4]
-    assert query is not None and key is not None and value is not None
+    assert query is not None
+    assert key is not None
+    assert value is not None
     none, seen = torch.zeros_like(state.guarded), torch.ones_like(state.tokens)
 
     def stretch(q: Any, k: Any, v: Any, mask: Any, decay: Any, weight: Any, sums: Tensor, level: Tensor) -> Any:

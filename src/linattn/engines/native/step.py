@@ -34,7 +34,8 @@ def step(
     if known is None:
         known = fmap.steps[shapes] = _prepare(query, key, value, kernel, scale, enable_gqa)
     call, signature, sums_shape, out_shape = known
-    plain = S.is_contiguous() and Z.is_contiguous() and S.dtype is torch.float32
+    plain = S.is_cpu and S.dtype is torch.float32 and S.is_contiguous() and Z.is_contiguous()
+    plain = plain and level.is_contiguous() and tokens.is_contiguous() and guarded.is_contiguous()
     if call is None or signature != state.kernel or S.shape != sums_shape or not plain:
         return None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
