@@ -8,9 +8,9 @@ negative, so no row can fail.
 import torch
 from torch import Tensor
 
+from ..kernels.nearfar import NearFar
 from . import slots
 from .causal import STRETCH
-from .kernel import NearFar
 from .step import HIDDEN
 
 SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
