@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
     )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
+    parser.add_argument(
+        "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 4096)"
+    )
     parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
     parser.add_argument(
@@ -65,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     kernel, budgets, mean = NearFar(args.window, args.slots), None, float(args.slots)
     if args.calibrate or args.calibration:
         if args.calibrate:
-            ids = weights.encode(tokenizer, Path(args.calibrate), args.length)
+            ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
             found = calibrate(model, ids, args.slots, kernel=kernel, save=args.save)
         else:
             found = Calibration.load(args.calibration)
