@@ -6,12 +6,13 @@ TORCH  := torch==2.13.0
 # torch comes first and by exact pin: an open range pulls gigabytes of other builds.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint bench format clean
+.PHONY: help demo test lint sanitize bench format clean
 
 help:
 	@echo "make demo    install, then compare linear attention with softmax here (about a minute)"
 	@echo "make test    install, then run every test"
 	@echo "make lint    ruff and mypy"
+	@echo "make sanitize  the native code under AddressSanitizer and UBSan"
 	@echo "make bench   the benchmark tables of docs/"
 	@echo "make format  rewrite the code in the house style"
 
@@ -33,7 +34,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/linattn compare --html out/compare.html --json out/compare.json
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -43,6 +44,9 @@ lint: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+sanitize: $(VENV)/demo.stamp
+	$(BIN)/python csrc/test/sanitize.py
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/python benchmarks/run.py

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -17,14 +18,23 @@ ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
 }
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 
 
 class BuildNative(build_ext):
     """Compiles csrc with the system's compiler: $CXX, or c++."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return os.path.join(*fullname.split(".")) + ".so"
+        """Named so that nothing takes it for a module of Python."""
+        return os.path.join(*fullname.split(".")) + ".lib.so"
 
     def build_extension(self, ext: Extension) -> None:
         target = self.get_ext_fullpath(ext.name)
@@ -41,8 +51,8 @@ class BuildNative(build_ext):
         return [path for path in super().get_outputs() if os.path.exists(path)]
 
 
-def compile_library(target: str, work: str) -> None:
-    """Every instruction set at once, then the dispatcher, then one shared library."""
+def compile_library(target: str, work: str, extra: Sequence[str] = (), program: Sequence[str] = ()) -> None:
+    """Every instruction set at once, then the dispatcher, then one shared library, or a program of these sources."""
     compiler = os.environ.get("CXX", "c++")
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     sets = list(ISA_FLAGS) if x86 else ["portable"]
@@ -50,13 +60,15 @@ def compile_library(target: str, work: str) -> None:
     jobs["dispatch"] = ["dispatch.cpp", *([] if x86 else ["-DLINATTN_ONLY_PORTABLE"])]
     running = []
     for name, (source, *flags) in jobs.items():
-        command = [compiler, *FLAGS, *flags, "-c", os.path.join("csrc", source), "-o", os.path.join(work, f"{name}.o")]
+        options = [*FLAGS, *flags, *extra]
+        command = [compiler, *options, "-c", os.path.join("csrc", source), "-o", os.path.join(work, f"{name}.o")]
         running.append((command, subprocess.Popen(command)))
     failed = [command for command, process in running if process.wait()]
     if failed:
         raise subprocess.CalledProcessError(1, failed[0])
     objects = [os.path.join(work, f"{name}.o") for name in jobs]
-    subprocess.run([compiler, "-shared", *objects, "-o", target], check=True)
+    kind = [*FLAGS, *extra, *program] if program else ["-shared"]
+    subprocess.run([compiler, *kind, *objects, "-o", target], check=True)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,12 @@ void causal_backward(const Call& c, int64_t head, int64_t begin, int64_t end, in
     turn(c, from, from + r * M, sums, grad_S);
     *sums.level = from[mark - 1];
     const int64_t blocks = sweep_forward(c, head, start, last, sums, segment, w, parts & QUERIES);
+    if (last < c.keys) {  // stretches that ran side by side start from merged sums, whose level may be another
+      const double next = from[2 * mark - 1];
+      const float factor = *sums.level == EMPTY || next == EMPTY ? 1 : exp2s(float(*sums.level - next));
+      scale_sums(grads, factor);
+      *grads.level *= factor;
+    }
     sweep_back(c, head, start, blocks, grads, segment, w.keys, grad_space, grad_S, parts & KEYS);
     last = start;
   }

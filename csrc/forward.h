@@ -7,7 +7,7 @@ namespace {
 constexpr int64_t WIDE_BLOCK = 120;  // rows where order does not matter: many, so that sums are touched seldom
 constexpr int64_t BLOCK = 64;        // causal rows: few, because queries meet the keys of their own block one by one
 constexpr int64_t LD_SCORES = BLOCK + 16;
-constexpr float TINY = 1.17549435e-38f;
+constexpr float TINY = 4.53e-31f;  // sums/chunks.py: smallest()
 
 INLINE float* take(float*& at, int64_t floats) {
   float* p = at;

@@ -1,5 +1,6 @@
 """What the tests share: every kernel by name, one table of tolerances, inputs from a seed."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ from linattn import kernels
 from linattn.kernels import Kernel
 
 DIM = 8
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+    torch.set_num_threads(1)
 
 
 class Squares(torch.nn.Module):

@@ -1,11 +1,13 @@
 """The native engine's gradients, against those of the O(N^2) twin in float64, and of the torch engine."""
 
+import itertools
+
 import pytest
 import torch
-from native_support import DIM, KERNELS, close, isa, kernels, native_attention, needs_native, tokens, truth
 
 import linattn
 from linattn.kernels import Positive, Trig
+from native_support import DIM, KERNELS, close, isa, kernels, native_attention, needs_native, tokens, truth
 
 pytestmark = needs_native
 __all__ = ["isa"]
@@ -72,7 +74,7 @@ def run_in_parts(engine, inputs, kernel, is_causal, cuts, weight):
     """Several calls handing on a state, with a loss on the outputs and on the last state."""
     inputs = [x.clone().requires_grad_() for x in inputs]
     state, outs = None, []
-    for start, end in zip(cuts, cuts[1:]):
+    for start, end in itertools.pairwise(cuts):
         part = [x[:, :, start:end] for x in inputs]
         options = {"kernel": kernel, "is_causal": is_causal, "engine": engine, "enable_gqa": True}
         out, state = linattn.attention(*part, state=state, return_state=True, **options)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from native_support import DIM, KERNELS, close, isa, kernels, native_attention, needs_native, tokens, truth
 
 import linattn
 from linattn.kernels import Elu, Positive, Relu
+from native_support import DIM, KERNELS, close, isa, kernels, native_attention, needs_native, tokens, truth
 
 pytestmark = needs_native
 __all__ = ["isa"]
@@ -93,7 +93,11 @@ def test_norms_of_any_size(isa, spread):
     for order in (growth, growth.flip(0), growth[torch.randperm(150, generator=torch.Generator().manual_seed(0))]):
         q, k, v = tokens(1, 2, 150, DIM) * 0.3, tokens(1, 2, 150, DIM, seed=1) * order, tokens(1, 2, 150, 8, seed=2)
         for is_causal in (False, True):
-            close(native_attention(q, k, v, kernel, is_causal=is_causal), truth(q, k, v, kernel, is_causal=is_causal), 2e-4)
+            close(
+                native_attention(q, k, v, kernel, is_causal=is_causal),
+                truth(q, k, v, kernel, is_causal=is_causal),
+                2e-4,
+            )
 
 
 def test_later_keys_change_nothing(isa):
@@ -138,7 +142,10 @@ def test_any_strides(isa):
     turned = tokens(2, 4, DIM, 70, seed=9).transpose(2, 3)
     for is_causal in (False, True):
         for value in (v, turned):
-            close(native_attention(q, k, value, kernel, is_causal=is_causal), truth(q, k, value, kernel, is_causal=is_causal))
+            close(
+                native_attention(q, k, value, kernel, is_causal=is_causal),
+                truth(q, k, value, kernel, is_causal=is_causal),
+            )
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from . import kernels, measure
+from . import kernels, measure, nn
 from ._functional import attention, implied_attention
 from .nearfar import NearFar
 from .sums import State
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["NearFar", "State", "attention", "implied_attention", "kernels", "measure"]
+__all__ = ["NearFar", "State", "attention", "implied_attention", "kernels", "measure", "nn"]
 
 
 def __getattr__(name: str) -> "ModuleType":

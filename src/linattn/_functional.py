@@ -78,8 +78,9 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
-    if state is not None and return_state and is_causal and isinstance(query, Tensor) and query.shape[-2] == 1:
-        if not any(x is not None for x in (key_mask, cu_seqlens, decay, gate, attn_mask)) and engine in engines.NAMES:
+    if state is not None and return_state and is_causal and engine in engines.NAMES:
+        plain = all(x is None for x in (key_mask, cu_seqlens, decay, gate, attn_mask))
+        if plain and all(isinstance(x, Tensor) and x.shape[-2:-1] == (1,) for x in (query, key, value)):
             made = resolve(kernel, query.shape[-1], query.device)
             quick = engines.step(engine, query, key, value, made, scale, state, enable_gqa)
             if quick is not None:
@@ -93,6 +94,7 @@ def attention(
     batch = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     entries, heads, S = math.prod(batch), key.shape[-3], key.shape[-2]
     kernel = resolve(kernel, query.shape[-1], query.device)
+    kernel.check_dim(query.shape[-1])
     if key_mask is not None:
         _checks.check_mask(key_mask, batch, S)
         key_mask = key_mask.expand(*batch, S).reshape(entries, S)

@@ -2,13 +2,18 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 # Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
 # its command is used. A table in place of a module makes a command with commands of its own.
-LABS: dict[str, tuple[Any, str]] = {}
+LABS: dict[str, tuple[Any, str]] = {
+    "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
+    "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
+    "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+}
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
     "compare": ("linattn.cli.compare", "time, memory and error of kernels beside softmax, on this machine"),
@@ -31,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `linattn ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _add_commands(parser: argparse.ArgumentParser, commands: dict[str, tuple[Any, str]], words: Sequence[str]) -> None:

@@ -99,11 +99,13 @@ class Kernel(nn.Module):
 
     def _widen(self, x: Tensor) -> Tensor:
         """Notes or checks the dim, and leaves half precision behind: sums and features are float32 at least."""
-        if self.dim != x.shape[-1]:
-            self._see_dim(x.shape[-1])
+        self.check_dim(x.shape[-1])
         return x.to(compute_dtype(x.dtype))
 
-    def _see_dim(self, dim: int) -> None:
+    def check_dim(self, dim: int) -> None:
+        """Refuses tokens of a dim that the weights are not made for; kernels of any dim remember the last they saw."""
+        if self.dim == dim:
+            return
         if self.any_dim:
             if not torch.compiler.is_compiling():  # a compiled graph may not change an attribute
                 self.dim = dim

@@ -4,6 +4,7 @@ Every map comes as `weights`, `ints` and `floats` (NativeMap.numbers), because o
 """
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ def read(
     query = _rows(query)
     call = _map_call(weights, ints, floats)
     keep = _set_queries(call, query) + _set_sums(call, S, Z, scale, tokens, guarded)
+    call.scaled = 1  # the sums' scale cancels: it is not applied
     call.kv_heads, call.value_dim = S.shape[1], S.shape[3]
     out = torch.empty(*query.shape[:3], S.shape[3])
     new_guarded = torch.empty_like(tokens)
@@ -169,7 +171,11 @@ def causal_backward(
         call.grad_S_new, call.grad_Z_new = grad_S.data_ptr(), grad_Z.data_ptr()
     grads = _new_key_grads(call, key, value)
     r, M = call.features, call.value_dim
-    grad_query, old_S, old_Z = torch.empty(query.shape), torch.empty(*key.shape[:2], r, M), torch.empty(*key.shape[:2], r)
+    grad_query, old_S, old_Z = (
+        torch.empty(query.shape),
+        torch.empty(*key.shape[:2], r, M),
+        torch.empty(*key.shape[:2], r),
+    )
     call.grad_query, call.grad_S, call.grad_Z = grad_query.data_ptr(), old_S.data_ptr(), old_Z.data_ptr()
     _run(library.causal_backward, call, [*keep, grad_S, grad_Z])
     return (grad_query, *grads, old_S, old_Z)
@@ -246,9 +252,9 @@ def _new_key_grads(call: Call, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return grads
 
 
-def _run(entry: object, call: Call, keep: list[Tensor | None] | list[Tensor]) -> None:
+def _run(entry: Callable[..., int], call: Call, keep: list[Tensor | None] | list[Tensor]) -> None:
     """Runs without the interpreter's lock; `keep` holds the tensors whose memory is in use."""
-    flags = entry(ctypes.byref(call))  # type: ignore[operator]
+    flags = entry(ctypes.byref(call))
     del keep
     if flags & NO_MEMORY:
         raise MemoryError("the native engine could not get its work space")

@@ -3,7 +3,9 @@
 import ctypes
 import glob
 import os
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,28 +13,38 @@ ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
 
 
+def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Call(Structure):
     """Mirrors struct Call of csrc/call.h, which says what the fields mean."""
 
-    _fields_ = (
-        [(name, c_int64) for name in "batch heads kv_heads queries keys dim value_dim features threads segment".split()]
-        + [(name, c_int32) for name in "map dtype scaled pad".split()]
-        + [("square", c_double), ("constant", c_double)]
-        + [("root", c_float), ("low", c_float * 2), ("high", c_float * 2), ("pad2", c_float)]
-        + [(name, c_void_p) for name in "weight weight_t bias query key value".split()]
-        + [(name, c_int64 * 3) for name in "query_stride key_stride value_stride".split()]
-        + [
-            (name, c_void_p)
-            for name in (
-                "mask log_decay log_weight S Z scale tokens guarded S_new Z_new scale_new tokens_new guarded_new out marks "
-                "grad_out grad_S_new grad_Z_new grad_query grad_key grad_value grad_S grad_Z grad_log"
-            ).split()
-        ]
-    )
+    _fields_: ClassVar[list[Any]] = [
+        *_fields("batch heads kv_heads queries keys dim value_dim features threads segment", c_int64),
+        *_fields("map dtype scaled pad", c_int32),
+        *_fields("square constant", c_double),
+        ("root", c_float),
+        *_fields("low high", c_float * 2),
+        ("pad2", c_float),
+        *_fields("weight weight_t bias query key value", c_void_p),
+        *_fields("query_stride key_stride value_stride", c_int64 * 3),
+        *_fields("mask log_decay log_weight S Z scale tokens guarded", c_void_p),
+        *_fields("S_new Z_new scale_new tokens_new guarded_new out marks", c_void_p),
+        *_fields("grad_out grad_S_new grad_Z_new grad_query grad_key grad_value grad_S grad_Z grad_log", c_void_p),
+    ]
 
 
 class Library:
     """The loaded library, or `why_not`: the sentence that says what is missing."""
+
+    absorb: Callable[..., int]
+    read: Callable[..., int]
+    causal: Callable[..., int]
+    absorb_backward: Callable[..., int]
+    read_backward: Callable[..., int]
+    causal_backward: Callable[..., int]
+    step: Any
 
     def __init__(self) -> None:
         self.why_not: str | None = None
@@ -43,7 +55,7 @@ class Library:
             self.why_not = str(error)
 
     def _load(self) -> None:
-        found = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "_linattn*.so")))
+        found = sorted(glob.glob(os.path.join(os.path.dirname(__file__), "_linattn*.lib.so")))
         if not found:
             raise OSError("its library was not built when linattn was installed (a C++17 compiler is needed)")
         library = ctypes.CDLL(found[0])

@@ -41,6 +41,8 @@ class NativeMap:
 
 def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     """The map of a kernel, made once for every scale and remade when the kernel's weights change."""
+    if torch.compiler.is_compiling():  # the weights become part of the graph, and follow the kernel's
+        return _make(kernel, scale, dim)
     projection = getattr(kernel, "projection", None)
     stamp = None if projection is None else (projection.data_ptr(), projection._version)
     known = _known.get(kernel)
@@ -59,7 +61,7 @@ def _make(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     if type(kernel) is Positive:
         prepared = kernel.precondition is not None
         root = 1.0 if prepared else math.sqrt(kernel.logit_scale(dim, scale))
-        weight, bias = kernel.projection.detach().double(), torch.zeros(kernel.projection.shape[0]).double()
+        weight = kernel.projection.detach().double()
         bias = kernel.exponent * weight.square().sum(-1) * LOG2E
         weight = weight * math.sqrt(1 - 4 * kernel.exponent) * (root * LOG2E)
         if kernel.hyperbolic:

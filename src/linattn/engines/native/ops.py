@@ -46,33 +46,33 @@ def _like(x: Tensor, *shape: int) -> Tensor:
 
 
 @absorb.register_fake
-def _(key, value, S, Z, scale, tokens, mask, log_weight, weights, ints, floats):  # type: ignore[no-untyped-def]
+def _(key, value, S, Z, scale, tokens, mask, log_weight, weights, ints, floats):
     return tuple(x.new_empty(x.shape) for x in (S, Z, scale, tokens))
 
 
 @read.register_fake
-def _(query, S, Z, scale, tokens, guarded, weights, ints, floats):  # type: ignore[no-untyped-def]
+def _(query, S, Z, scale, tokens, guarded, weights, ints, floats):
     return _like(query, *query.shape[:3], S.shape[3]), tokens.new_empty(tokens.shape)
 
 
 @causal.register_fake
-def _(query, key, value, S, Z, scale, tokens, guarded, mask, decay, log_weight, weights, ints, floats, train):  # type: ignore[no-untyped-def]
+def _(query, key, value, S, Z, scale, tokens, guarded, mask, decay, log_weight, weights, ints, floats, train):
     sums = tuple(x.new_empty(x.shape) for x in (S, Z, scale, tokens, guarded))
     return (_like(query, *query.shape[:3], value.shape[3]), *sums, _like(query, *calls.marks_shape(key, S, train)))
 
 
 @absorb_backward.register_fake
-def _(key, value, mask, log_weight, scale_new, grad_S, grad_Z, weights, ints, floats):  # type: ignore[no-untyped-def]
+def _(key, value, mask, log_weight, scale_new, grad_S, grad_Z, weights, ints, floats):
     return _like(key, *key.shape), _like(value, *value.shape), _like(key, *key.shape[:3])
 
 
 @read_backward.register_fake
-def _(query, S, Z, out, grad_out, weights, ints, floats):  # type: ignore[no-untyped-def]
+def _(query, S, Z, out, grad_out, weights, ints, floats):
     return _like(query, *query.shape), _like(S, *S.shape), _like(Z, *Z.shape)
 
 
 @causal_backward.register_fake
-def _(query, key, value, mask, decay, log_weight, out, marks, grad_out, grad_S, grad_Z, weights, ints, floats):  # type: ignore[no-untyped-def]
+def _(query, key, value, mask, decay, log_weight, out, marks, grad_out, grad_S, grad_Z, weights, ints, floats):
     sums = *key.shape[:2], ints[1]
     keys = _like(key, *key.shape), _like(value, *value.shape), _like(key, *key.shape[:3])
     return (_like(query, *query.shape), *keys, _like(key, *sums, value.shape[3]), _like(key, *sums))
@@ -91,7 +91,16 @@ def _absorb_grads(ctx: Any, grad_S: Tensor, grad_Z: Tensor, _scale: Any, _tokens
     factor = _incoming_factor(scale, ctx.ints[2], scale_new)
     grad_log = None if log_weight is None else grad_log.to(log_weight.dtype)
     grad_sums = grad_S * factor[..., None, None], grad_Z * factor[..., None]
-    return grad_key.to(key.dtype), grad_value.to(value.dtype), *grad_sums, None, None, None, grad_log, *_no_grads(weights)
+    return (
+        grad_key.to(key.dtype),
+        grad_value.to(value.dtype),
+        *grad_sums,
+        None,
+        None,
+        None,
+        grad_log,
+        *_no_grads(weights),
+    )
 
 
 def _no_grads(weights: list[Tensor]) -> tuple[list[None], None, None]:

@@ -103,4 +103,4 @@ def _apply(name: str, fmap: NativeMap, tensors: Sequence[Tensor | None]) -> Any:
         return getattr(ops if train else calls, name)(*arguments)
     except calls.NotFiniteError:
         names = {"absorb": ("key", "value"), "read": ("query",), "causal": ("query", "key", "value")}[name]
-        finite.refuse(torch.float32, **dict(zip(names, tensors)))
+        finite.refuse(torch.float32, **{n: x for n, x in zip(names, tensors) if x is not None})

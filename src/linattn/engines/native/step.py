@@ -18,7 +18,11 @@ def step(
 ) -> tuple[Tensor, Sums] | None:
     """A plain one-token call that goes on from a state, or None: then the long way serves it, or says what is wrong."""
     if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad or state.S.requires_grad or state.Z.requires_grad
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or state.S.requires_grad
+        or state.Z.requires_grad
     ):
         return None
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
@@ -70,6 +74,8 @@ def _prepare(
         return no
     B, heads, L, D = query.shape
     H, M = key.shape[1], value.shape[3]
+    if kernel.dim != D and not kernel.any_dim:
+        return no
     if fmap.prepared or L != 1 or tuple(key.shape) != (B, H, 1, D) or tuple(value.shape) != (B, H, 1, M) or M == 0:
         return no
     if not query.dtype == key.dtype == value.dtype or B * H == 0 or heads % H or (heads != H and not enable_gqa):

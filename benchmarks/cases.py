@@ -1,0 +1,186 @@
+"""What is measured. Every function returns rows: (what, figure, bar or None, whether a larger figure is better)."""
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import linattn
+from clocks import seconds
+from flops import both, forward
+from linattn.kernels import Positive
+from linattn.measure import peak_memory
+
+HEADS, DIM = 8, 64
+
+
+@dataclass
+class Row:
+    """One line of the table. `bar` is from the design; `unit` says what the figure counts."""
+
+    what: str
+    figure: float
+    unit: str
+    bar: float | None = None
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        if self.bar is None:
+            return None
+        return self.figure >= self.bar if self.at_least else self.figure <= self.bar
+
+    def record(self) -> dict[str, object]:
+        return {**asdict(self), "met": self.met}
+
+
+def tokens(length: int, heads: int = HEADS, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, DIM, generator=generator).requires_grad_(grad) for _ in range(3))
+    return q, k, v
+
+
+def attend(x: tuple[Tensor, ...], kernel: Positive, is_causal: bool, engine: str = "native") -> Tensor:
+    return linattn.attention(*x, kernel=kernel, is_causal=is_causal, engine=engine)
+
+
+def train(function, x: tuple[Tensor, ...]) -> None:
+    out = function(x)
+    torch.autograd.grad(out, x, torch.ones_like(out))
+
+
+def rates(lengths: tuple[int, ...], budget: float) -> list[Row]:
+    """Necessary FLOPs per second, as a share of torch's own 2048^3 matrix product in the same run."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    rows = []
+    for features in (128, 256):
+        kernel = Positive(DIM, features=features)
+        for length in lengths:
+            x, xg = tokens(length), tokens(length, grad=True)
+            calls = {
+                "matmul": lambda: a @ b,
+                "full forward": lambda x=x, kernel=kernel: attend(x, kernel, False),
+                "causal forward": lambda x=x, kernel=kernel: attend(x, kernel, True),
+                "causal forward + backward": lambda x=xg, kernel=kernel: train(lambda y: attend(y, kernel, True), x),
+            }
+            best = seconds(calls, budget=budget)
+            peak = 2 * 2048**3 / best.pop("matmul")
+            if features == 128 and length == lengths[0]:
+                rows.append(Row("torch 2048^3 matrix product", peak / 1e9, "GFLOP/s"))
+            sizes = HEADS, length, DIM, DIM, features
+            for name, time in best.items():
+                needed = both(*sizes) if "backward" in name else forward(*sizes)
+                bar = {"full forward": 0.90, "causal forward": 0.75}.get(name, 0.60)
+                rows.append(Row(f"{name}, r = {features}, N = {length}", needed / time / peak, "of matmul rate", bar))
+                if "backward" in name:
+                    bare = both(*sizes, again=False) / time / peak
+                    rows.append(
+                        Row(f"  the same without recomputation, r = {features}, N = {length}", bare, "of matmul rate")
+                    )
+    return rows
+
+
+def against_softmax(length: int, budget: float) -> list[Row]:
+    """Times faster than torch's scaled_dot_product_attention, r = 128; and than the torch engine."""
+    kernel = Positive(DIM, features=128)
+    x, xg = tokens(length), tokens(length, grad=True)
+    rows = []
+    for is_causal, bar in ((False, 70.0), (True, 22.0)):
+        name = "causal" if is_causal else "full"
+        best = seconds(
+            {
+                "sdpa": lambda c=is_causal: sdpa(*x, is_causal=c),
+                "native": lambda c=is_causal: attend(x, kernel, c),
+                "torch": lambda c=is_causal: attend(x, kernel, c, "torch"),
+            },
+            budget=budget,
+            least=2,
+        )
+        rows.append(Row(f"SDPA / native, {name}, N = {length}", best["sdpa"] / best["native"], "times", bar))
+        rows.append(Row(f"torch engine / native, {name}, N = {length}", best["torch"] / best["native"], "times"))
+    best = seconds(
+        {
+            "sdpa": lambda: train(lambda y: sdpa(*y, is_causal=True), xg),
+            "native": lambda: train(lambda y: attend(y, kernel, True), xg),
+        },
+        budget=budget,
+        least=1,
+    )
+    ratio = best["sdpa"] / best["native"]
+    return [*rows, Row(f"SDPA / native, causal forward + backward, N = {length}", ratio, "times", 15.0)]
+
+
+def crossover(budget: float) -> list[Row]:
+    """The shortest sequence from which native is faster than SDPA, r = 128."""
+    kernel, rows = Positive(DIM, features=128), []
+    for is_causal, bar in ((False, 256.0), (True, 512.0)):
+        shortest = math.inf
+        for length in (1024, 512, 256, 128, 64):
+            x = tokens(length)
+            best = seconds(
+                {
+                    "sdpa": lambda x=x, c=is_causal: sdpa(*x, is_causal=c),
+                    "native": lambda x=x, c=is_causal: attend(x, kernel, c),
+                },
+                budget=budget / 5,
+            )
+            if best["native"] > best["sdpa"]:
+                break
+            shortest = length
+        name = "causal" if is_causal else "full"
+        rows.append(Row(f"faster than SDPA from N, {name}", shortest, "tokens", bar, at_least=False))
+    return rows
+
+
+def decode(seen: tuple[int, int], budget: float) -> list[Row]:
+    """One-token step against SDPA over a cache of 16384 tokens, and the same step after few and very many tokens."""
+    kernel, x, cache = Positive(DIM, features=128), tokens(1), tokens(16384)
+
+    def step(state):
+        return linattn.attention(*x, kernel=kernel, is_causal=True, state=state, return_state=True, engine="native")
+
+    states, stretch = {}, tokens(min(seen[0], 65536))
+    with torch.no_grad():
+        for count in seen:
+            state = None
+            while state is None or int(state.tokens.max()) < count:
+                options = {"kernel": kernel, "is_causal": True, "state": state, "return_state": True}
+                state = linattn.attention(*stretch, **options)[1]
+            states[count] = state
+        best = seconds(
+            {
+                "sdpa": lambda: sdpa(x[0], cache[1], cache[2]),
+                **{str(n): lambda s=s: [step(s) for _ in range(20)] for n, s in states.items()},
+            },
+            budget=budget,
+        )
+    few, many = (best[str(n)] / 20 for n in seen)
+    return [
+        Row("one-token step", few * 1e6, "microseconds"),
+        Row("SDPA on a 16384-token cache / step", best["sdpa"] / few, "times", 60.0),
+        Row(f"step after {seen[1]} tokens / after {seen[0]}", many / few, "times", 1.05, at_least=False),
+    ]
+
+
+def growth(longest: int, budget: float) -> tuple[list[Row], dict[int, float]]:
+    """The exponent of time in N, two heads, causal, and the memory a call takes beside its inputs and its output."""
+    kernel, heads = Positive(DIM, features=128), 2
+    lengths = [n for n in (4096, 16384, 65536, 262144, 1048576) if n <= longest]
+    times, extra = {}, []
+    for length in lengths:
+        x = tokens(length, heads)
+        with torch.no_grad():
+            times[length] = seconds({"native": lambda x=x: attend(x, kernel, True)}, budget=budget)["native"]
+            peak = peak_memory(lambda x=x: attend(x, kernel, True))
+        if peak is not None:
+            extra.append(max(0.0, peak / 2**20 - heads * length * DIM * 4 / 2**20))
+    logs = [(math.log(n), math.log(t)) for n, t in times.items()]
+    mean_n, mean_t = (sum(p[i] for p in logs) / len(logs) for i in range(2))
+    slope = sum((n - mean_n) * (t - mean_t) for n, t in logs) / sum((n - mean_n) ** 2 for n, _ in logs)
+    name = f"exponent of growth, {lengths[0]} to {lengths[-1]} tokens: distance from 1"
+    rows = [Row(name, abs(slope - 1), "", 0.03, at_least=False)]
+    if extra:
+        rows.append(Row(f"peak extra memory at {lengths[-1]} tokens", extra[-1], "MiB", 64.0, at_least=False))
+    return rows, times

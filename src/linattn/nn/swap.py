@@ -1,0 +1,58 @@
+"""Linear attention in a model that is already there, sharing its weights."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ..kernels import Kernel
+from .multihead import MultiheadAttention
+
+Choice = Kernel | str | Callable[[str, nn.MultiheadAttention], Kernel | str | None]
+
+
+def swap(model: nn.Module, kernel: Choice = "softmax") -> nn.Module:
+    """Replaces every torch.nn.MultiheadAttention inside a model, in place, by one with a kernel and the same weights.
+
+    >>> import torch, linattn
+    >>> model = torch.nn.TransformerEncoderLayer(32, 4, dropout=0.0, batch_first=True)
+    >>> weight = model.self_attn.in_proj_weight
+    >>> linattn.nn.swap(model, kernel="elu").self_attn.in_proj_weight is weight
+    True
+
+    Args:
+        model: any module; itself returned. If it is a MultiheadAttention, its replacement is returned.
+        kernel: a Kernel, of which every layer gets a copy; a name; or a function of a layer's name and module that
+            returns one of these, or None to leave the layer as it is.
+    """
+    if type(model) is nn.MultiheadAttention:
+        chosen = _chosen(kernel, "", model)
+        return model if chosen is None else swapped(model, chosen)
+    found = [(name, module) for name, module in model.named_modules() if type(module) is nn.MultiheadAttention]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no torch.nn.MultiheadAttention to swap.")
+    for name, module in found:
+        chosen = _chosen(kernel, name, module)
+        if chosen is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, swapped(module, chosen))
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # nested tensors belong to the softmax path that is no longer there
+    return model
+
+
+def swapped(module: nn.MultiheadAttention, kernel: Kernel | str) -> MultiheadAttention:
+    """One module with a kernel, on the parameters of another."""
+    new = MultiheadAttention.__new__(MultiheadAttention)
+    nn.Module.__init__(new)
+    new.__dict__.update({name: value for name, value in module.__dict__.items() if name not in new.__dict__})
+    new.training = module.training
+    for name, parameter in module._parameters.items():
+        new.register_parameter(name, parameter)
+    new.out_proj = module.out_proj
+    new._take(kernel)
+    return new
+
+
+def _chosen(kernel: Choice, name: str, module: nn.MultiheadAttention) -> Kernel | str | None:
+    return kernel if isinstance(kernel, (Kernel, str)) else kernel(name, module)

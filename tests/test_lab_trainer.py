@@ -1,0 +1,138 @@
+"""The labs' trainer: it learns, survives being killed, and is the same in one process and in two."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from linattn.lab.trainer import TrainConfig, Trainer, add_flags, batches, config_from, read_tensors, schedule
+from trainer_task import loss, make
+
+TASK = str(Path(__file__).with_name("trainer_task.py"))
+
+
+def test_it_learns_and_writes_down_what_it_did(tmp_path):
+    trainer = make(tmp_path, steps=200, dropout=0.0)
+    history = trainer.run(show=False)
+    assert history["train"][-1][1] < 0.2 * history["train"][0][1]
+    assert history["validation"][-1][1] < 0.3
+    assert [step for step, _ in history["validation"]] == list(range(20, 201, 20))
+    tensors, metadata = read_tensors(tmp_path / "best.safetensors")
+    facts = json.loads(metadata["facts"])
+    assert facts["about"] == {"task": "flip"}
+    assert facts["validation"] == min(loss for _, loss in history["validation"])
+    assert set(tensors) == set(trainer.model.state_dict())
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_a_run_in_two_halves_has_the_losses_of_one(tmp_path):
+    whole = make(tmp_path / "whole").run(show=False)
+    half = make(tmp_path / "half")
+    half.config.steps = 60
+
+    class Stop(Exception):
+        pass
+
+    original = half._train_step
+
+    def stopping(*args):
+        if half.step == 35:  # five steps after a checkpoint: those five are done again
+            raise Stop
+        return original(*args)
+
+    half._train_step = stopping
+    with pytest.raises(Stop):
+        half.run(show=False)
+    again = make(tmp_path / "half")
+    assert again.run(show=False) == whole
+    assert again.step == 60
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_losses(tmp_path):
+    process = subprocess.Popen([sys.executable, TASK, "slow", str(tmp_path / "run")])
+    checkpoint, start = tmp_path / "run" / "checkpoint.safetensors", time.monotonic()
+    while not checkpoint.exists() and time.monotonic() - start < 120:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    resumed = make(tmp_path / "run", steps=400, checkpoint_every=5)
+    resumed.load(checkpoint)
+    assert 0 < resumed.step < 400
+    assert resumed.run(show=False) == make(None, steps=400, checkpoint_every=5).run(show=False)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    (tmp_path / "run").mkdir()
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*words, TASK, "shared", str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shared = json.loads((tmp_path / "run" / "history.json").read_text())
+    alone = make(None, dropout=0.0).run(show=False)
+    for kind in ("train", "validation"):
+        steps, losses = zip(*alone[kind])
+        assert [step for step, _ in shared[kind]] == list(steps)
+        assert [loss for _, loss in shared[kind]] == pytest.approx(list(losses), rel=1e-4)
+
+
+def test_early_stopping():
+    trainer = make(None, lr=0.0, weight_decay=0.0, patience=2, steps=1000)
+    assert [step for step, _ in trainer.run(show=False)["validation"]] == [20, 40, 60]
+
+
+def test_another_configuration_is_not_mixed_in(tmp_path):
+    make(tmp_path, steps=10).run(show=False)
+    with pytest.raises(ValueError, match=r"was made with lr=0.01, not 0.5: train into another folder"):
+        make(tmp_path, steps=20, lr=0.5).run(show=False)
+    longer = make(tmp_path, steps=20)
+    assert longer.run(show=False)["train"][-1][0] == 20
+    fresh = make(tmp_path, steps=10, lr=0.5)
+    assert fresh.run(resume=False, show=False)["train"][0][0] == 1
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    trainer = make(None)
+    trainer.loss = lambda model, batch: (model(torch.cat(batch)).sum() * torch.inf, 1.0)
+    with pytest.raises(RuntimeError, match=r"the loss became (nan|-?inf) at step 0: lower --lr"):
+        trainer.run(show=False)
+    with pytest.raises(ValueError, match="no examples to train on"):
+        Trainer(nn.Linear(1, 1), loss, [], [], TrainConfig())
+
+
+def test_batches_hold_every_example_once_and_examples_of_like_size():
+    sizes = [int(x) for x in torch.randint(1, 100, (500,), generator=torch.Generator().manual_seed(0))]
+    config = TrainConfig(batch_size=10, bucket=10)
+    plan = batches(sizes, config, 3)
+    assert sorted(i for batch in plan for i in batch) == list(range(500))
+    spread = sum(max(sizes[i] for i in batch) - min(sizes[i] for i in batch) for batch in plan) / len(plan)
+    assert spread < 20
+    assert batches(sizes, config, 3) == plan
+    assert batches(sizes, config, 4) != plan
+
+
+def test_the_learning_rate_rises_and_falls():
+    config = TrainConfig(steps=100, warmup=10, final_lr=0.1)
+    rates = [schedule(step, config) for step in range(100)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert all(a >= b for a, b in pairwise(rates[9:]))
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_flags_make_a_configuration():
+    parser = argparse.ArgumentParser()
+    add_flags(parser, TrainConfig(lr=0.5))
+    config = config_from(parser.parse_args(["--batch-size", "7", "--seed", "3"]))
+    assert (config.lr, config.batch_size, config.seed) == (0.5, 7, 3)
+    assert "optimizer steps in all (default 1000)" in parser.format_help()
