@@ -1,6 +1,7 @@
 """`linattn fidelity`: a pretrained model with its attention replaced, beside itself."""
 
 import argparse
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
             row["state_bytes"] = reading.state_bytes
         if args.needle and not encoder:
-            encode = lambda x: tokenizer(x, add_special_tokens=False).input_ids  # noqa: E731
+            encode = functools.partial(weights.plain_ids, tokenizer)
             hits, likelihood = fidelity.needle(model, encode, texts[text], choices[name], length=reading.tokens)
             row |= {"needle_hits": hits, "needle_log_likelihood": likelihood}
         rows.append(row)
     layers = fidelity.layer_errors(model, next(iter(texts.values())), kernel, budgets)
-    setting = {
-        "model": args.model,
-        "length": args.length,
-        "kernel": repr(kernel),
-        "mean_slots": mean,
-        "encoder": encoder,
-    }
+    shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
+    slots = f"{mean:.0f} slots" + (" on average, by head" if budgets else "")
+    setting = {"model": args.model, "length": args.length, "kernel": f"{slots}, {shape}", "encoder": encoder}
     return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
 
 
@@ -143,9 +140,7 @@ def as_text(result: dict[str, Any]) -> str:
     """The table for a terminal."""
     rows = [_header(result["rows"]), *(_cells(row) for row in result["rows"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        f"{result['setting']['model']}, {result['setting']['kernel']}, mean slots {result['setting']['mean_slots']:.0f}"
-    ]
+    lines = [f"{result['setting']['model']}: {result['setting']['kernel']}"]
     lines += [
         "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths))) for row in rows
     ]
