@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from . import slots
-from .causal import STRETCH
 from .kernel import NearFar
 from .step import HIDDEN
 
+STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
 SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
 
 
