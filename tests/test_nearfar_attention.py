@@ -82,7 +82,7 @@ def test_close_to_softmax_on_keys_that_cluster_and_better_than_the_window_alone(
 
 
 @pytest.mark.parametrize("lengths", [[1] * 200, [100, 100], [130, 1, 1, 16, 15, 17, 20], [199, 1], [3, 197]])
-@pytest.mark.parametrize("slots", [20, [8, 32], 0])
+@pytest.mark.parametrize("slots", [20, [8, 32], [0, 24], 0])
 def test_any_split_gives_the_same_numbers_and_the_same_state(lengths, slots):
     q, k, v = tensors()
     kernel = NearFar(**{**SMALL, "slots": slots})
