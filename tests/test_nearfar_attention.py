@@ -186,6 +186,22 @@ def test_budgets_per_head_are_heads_on_their_own(causal):
         torch.testing.assert_close(out[:, heads], alone, atol=1e-5, rtol=0)
 
 
+def test_without_slots_both_sides_see_a_window_alone():
+    q, k, v = tensors(160, batch=1)
+    kernel = NearFar(window=10, slots=0, sinks=0, block=8)
+    matrix = linattn.implied_attention(q, k, kernel)
+    block = torch.arange(160) // 8 * 8
+    key = torch.arange(160)
+    seen = (key >= block[:, None] - 10) & (key < block[:, None] + 18)
+    logits = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+    torch.testing.assert_close(matrix, logits.masked_fill(~seen, -torch.inf).softmax(-1), atol=1e-5, rtol=0)
+    mask = torch.ones(1, 160, dtype=torch.bool)
+    mask[:, 100:] = False
+    out = attention(q, k, v, kernel=kernel, key_mask=mask, enable_gqa=True)
+    alone = attention(q[:, :, :100], k[:, :, :100], v[:, :, :100], kernel=kernel, enable_gqa=True)
+    torch.testing.assert_close(out[:, :, :100], alone, atol=1e-5, rtol=0)
+
+
 def test_rows_of_the_implied_attention_sum_to_one_and_are_not_negative():
     q, k, _ = tensors(150)
     for causal in (True, False):
