@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from ..nearfar.kernel import NearFar
 from .base import Kernel
 from .elementwise import Elu, Relu
 from .exact import Exact
+from .nearfar import NearFar
 from .polynomial import Polynomial
 from .positive import Positive
 from .taylor import Taylor

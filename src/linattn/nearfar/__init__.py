@@ -1,6 +1,6 @@
 """Near/far: softmax kept faithful in linear time, by exact near keys and slots that stand for the far ones."""
 
-from .kernel import NearFar
+from ..kernels.nearfar import NearFar
 from .state import NearFarState
 
 __all__ = ["NearFar", "NearFarState"]

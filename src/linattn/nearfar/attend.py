@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.base import compute_dtype
-from .kernel import NearFar
+from ..kernels.nearfar import NearFar
 from .part import Part
 from .state import Memory, NearFarState
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..kernels.nearfar import NearFar
 from . import slots
 from .grid import Grid
-from .kernel import NearFar
 from .state import Memory
 from .step import HIDDEN, attend_few, fill_sinks, plain, step
 

@@ -8,8 +8,8 @@ negative, so no row can fail.
 import torch
 from torch import Tensor
 
+from ..kernels.nearfar import NearFar
 from . import slots
-from .kernel import NearFar
 from .step import HIDDEN
 
 STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache

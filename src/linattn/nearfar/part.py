@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from ..kernels.nearfar import NearFar
 from . import causal, exact, full
 from .grid import Grid, compact, take_tokens
-from .kernel import NearFar
 from .state import Memory
 from .step import HIDDEN
 

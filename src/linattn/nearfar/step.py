@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..kernels.nearfar import NearFar
 from .grid import Grid
-from .kernel import NearFar
 from .state import Memory
 
 HIDDEN = -1e30  # finite, so that a row that belongs to no token is not NaN

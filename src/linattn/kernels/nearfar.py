@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..kernels.base import Kernel, softmax_similarity
+from .base import Kernel, softmax_similarity
 
 _NO_FEATURES = "near/far attention has no fixed feature map: its features are slots that follow the keys."
 
