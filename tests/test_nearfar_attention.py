@@ -372,5 +372,9 @@ def test_bad_arguments_say_what_is_wrong():
         attention(q, k, v, kernel=NearFar(slots=64), state=state, **CAUSAL)
     with pytest.raises(ValueError, match="query heads per kv head"):
         attention(q[:, :2], k, v, kernel=NearFar(), state=state, **CAUSAL)
+    with pytest.raises(ValueError, match="no native form"):
+        attention(q, k, v, engine="native", **CAUSAL)
+    with pytest.raises(ValueError, match="must be finite"):
+        attention(q.masked_fill(q > 2, torch.nan), k, v, **CAUSAL)
     with pytest.raises(ValueError, match="near/far"):
         attention(q, k, v, decay=torch.ones(2, 2, 50), **CAUSAL)
