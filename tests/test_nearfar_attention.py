@@ -82,7 +82,7 @@ def test_close_to_softmax_on_keys_that_cluster_and_better_than_the_window_alone(
 
 
 @pytest.mark.parametrize("lengths", [[1] * 200, [100, 100], [130, 1, 1, 16, 15, 17, 20], [199, 1], [3, 197]])
-@pytest.mark.parametrize("slots", [20, [8, 32], 0])
+@pytest.mark.parametrize("slots", [20, [8, 32], [0, 24], 0])
 def test_any_split_gives_the_same_numbers_and_the_same_state(lengths, slots):
     q, k, v = tensors()
     kernel = NearFar(**{**SMALL, "slots": slots})
@@ -184,6 +184,22 @@ def test_budgets_per_head_are_heads_on_their_own(causal):
             q[:, heads], k[:, h : h + 1], v[:, h : h + 1], kernel=NearFar(**{**SMALL, "slots": m}), **options
         )
         torch.testing.assert_close(out[:, heads], alone, atol=1e-5, rtol=0)
+
+
+def test_without_slots_both_sides_see_a_window_alone():
+    q, k, v = tensors(160, batch=1)
+    kernel = NearFar(window=10, slots=0, sinks=0, block=8)
+    matrix = linattn.implied_attention(q, k, kernel)
+    block = torch.arange(160) // 8 * 8
+    key = torch.arange(160)
+    seen = (key >= block[:, None] - 10) & (key < block[:, None] + 18)
+    logits = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+    torch.testing.assert_close(matrix, logits.masked_fill(~seen, -torch.inf).softmax(-1), atol=1e-5, rtol=0)
+    mask = torch.ones(1, 160, dtype=torch.bool)
+    mask[:, 100:] = False
+    out = attention(q, k, v, kernel=kernel, key_mask=mask, enable_gqa=True)
+    alone = attention(q[:, :, :100], k[:, :, :100], v[:, :, :100], kernel=kernel, enable_gqa=True)
+    torch.testing.assert_close(out[:, :, :100], alone, atol=1e-5, rtol=0)
 
 
 def test_rows_of_the_implied_attention_sum_to_one_and_are_not_negative():
@@ -356,5 +372,9 @@ def test_bad_arguments_say_what_is_wrong():
         attention(q, k, v, kernel=NearFar(slots=64), state=state, **CAUSAL)
     with pytest.raises(ValueError, match="query heads per kv head"):
         attention(q[:, :2], k, v, kernel=NearFar(), state=state, **CAUSAL)
+    with pytest.raises(ValueError, match="no native form"):
+        attention(q, k, v, engine="native", **CAUSAL)
+    with pytest.raises(ValueError, match="must be finite"):
+        attention(q.masked_fill(q > 2, torch.nan), k, v, **CAUSAL)
     with pytest.raises(ValueError, match="near/far"):
         attention(q, k, v, decay=torch.ones(2, 2, 50), **CAUSAL)

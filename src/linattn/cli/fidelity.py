@@ -1,6 +1,7 @@
 """`linattn fidelity`: a pretrained model with its attention replaced, beside itself."""
 
 import argparse
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
     )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
+    parser.add_argument(
+        "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 4096)"
+    )
     parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
     parser.add_argument(
@@ -65,7 +69,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     kernel, budgets, mean = NearFar(args.window, args.slots), None, float(args.slots)
     if args.calibrate or args.calibration:
         if args.calibrate:
-            ids = weights.encode(tokenizer, Path(args.calibrate), args.length)
+            ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
             found = calibrate(model, ids, args.slots, kernel=kernel, save=args.save)
         else:
             found = Calibration.load(args.calibration)
@@ -92,18 +96,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
             row["state_bytes"] = reading.state_bytes
         if args.needle and not encoder:
-            encode = lambda x: tokenizer(x, add_special_tokens=False).input_ids  # noqa: E731
+            encode = functools.partial(weights.plain_ids, tokenizer)
             hits, likelihood = fidelity.needle(model, encode, texts[text], choices[name], length=reading.tokens)
             row |= {"needle_hits": hits, "needle_log_likelihood": likelihood}
         rows.append(row)
     layers = fidelity.layer_errors(model, next(iter(texts.values())), kernel, budgets)
-    setting = {
-        "model": args.model,
-        "length": args.length,
-        "kernel": repr(kernel),
-        "mean_slots": mean,
-        "encoder": encoder,
-    }
+    shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
+    slots = f"{mean:.0f} slots" + (" on average, by head" if budgets else "")
+    setting = {"model": args.model, "length": args.length, "kernel": f"{slots}, {shape}", "encoder": encoder}
     return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
 
 
@@ -140,9 +140,7 @@ def as_text(result: dict[str, Any]) -> str:
     """The table for a terminal."""
     rows = [_header(result["rows"]), *(_cells(row) for row in result["rows"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        f"{result['setting']['model']}, {result['setting']['kernel']}, mean slots {result['setting']['mean_slots']:.0f}"
-    ]
+    lines = [f"{result['setting']['model']}: {result['setting']['kernel']}"]
     lines += [
         "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths))) for row in rows
     ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.base import Kernel
+from ..kernels.nearfar import NearFar
 from ..sums.state import State, Sums
 from . import native, torch_engine
 
@@ -18,7 +19,8 @@ def choose(engine: str, kernel: Kernel, query: Tensor, key: Tensor, value: Tenso
         raise ValueError(f"unknown engine {engine!r}; engines: {', '.join(NAMES)}.")
     if engine == "torch":
         return torch_engine
-    why_not = native.refusal(kernel, query, key, value)
+    no_form = "near/far attention has no native form yet" if isinstance(kernel, NearFar) else None
+    why_not = no_form or native.refusal(kernel, query, key, value)
     if why_not is None:
         return native
     if engine == "native":

@@ -32,7 +32,7 @@ def calibrate(
     """Measures which heads need many slots and hands out `mean_slots` per kv head on average.
 
     The text is made to repeat itself, so that heads which copy from far back show; a head may get as many slots as there
-    are tokens. About ten forward passes of the text; two thousand tokens of ordinary prose are enough.
+    are tokens. About twenty forward passes of the text; two thousand tokens of ordinary prose are enough.
 
     Args:
         model: a model that nothing is attached to.
@@ -46,8 +46,7 @@ def calibrate(
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
     near_far = kernel or NearFar()
     ids = repeating(input_ids)
-    largest = ids.shape[1]
-    sizes = [m for m in (16 * 2**i for i in range(32)) if m < largest] + [largest]
+    sizes = sizes_to_try(ids.shape[1])
     errors = torch.stack(measure_layers(model, ids, lambda _: [near_far.with_slots(m) for m in sizes], progress))
     layers = [int(module.layer_idx) for _, module in _measured(model)]
     budgets = hand_out(errors, sizes, mean_slots)
@@ -63,6 +62,12 @@ def repeating(input_ids: Tensor) -> Tensor:
     n = input_ids.shape[1]
     a, b, c = n // 10, n * 4 // 10, n * 6 // 10
     return torch.cat([input_ids[:, :c], input_ids[:, a:b], input_ids[:, c : n - (b - a)]], 1)
+
+
+def sizes_to_try(largest: int) -> list[int]:
+    """Numbers of slots, each a half or a third more than the one before: coarser steps waste slots."""
+    steps = sorted(step << i for step in (8, 12) for i in range(largest.bit_length()))
+    return [0, *(m for m in steps if m < largest), largest]
 
 
 def measure_layers(

@@ -87,3 +87,8 @@ def encode(tokenizer: Any, file: Path, length: int) -> Tensor:
     if ids.shape[1] < length:
         raise ValueError(f"{file} has {ids.shape[1]} tokens; {length} are asked for.")
     return ids[:, :length]
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text without any that mark its beginning or end."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids)

@@ -16,7 +16,7 @@ from .grid import Grid
 from .state import Memory
 from .step import HIDDEN, attend_few, fill_sinks, plain, step
 
-STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
+SPAN = 32  # blocks whose query statistics are worked out at once
 
 
 @dataclass
@@ -63,61 +63,65 @@ def advance(
     fresh = (incoming >= frontier.clamp_min(kernel.sinks).unsqueeze(-1)) & (starts < ends).unsqueeze(-1)
     fresh_any, fresh_all = fresh.any(-1).any(0).tolist(), fresh.all(-1).all(0).tolist()
 
-    pieces, far, bias, moments = [], memory.slots, memory.bias, memory.moments
+    rows, far, bias, moments = [], memory.slots, memory.bias, memory.moments
     few = grid.blocks == 1 and grid.tokens < block
     laid_query = grid.place(query, 0, grid.blocks * block) if attend and query is not None and not few else None
-    span = _span(kernel, entries, query, size)
-    for first in range(0, grid.blocks, span):
-        blocks = range(first, min(first + span, grid.blocks))
+    view = _View(kernel, starts, frontier)
+    for first in range(0, grid.blocks, SPAN):
+        blocks = range(first, min(first + SPAN, grid.blocks))
         running = []
         for i in blocks:
             moments = _add_moments(moments, samples, grid, i - 1) if i > 0 else moments
             running.append(moments)
-        history = []
         anchors, metrics = _anchors(running)
         for j, i in enumerate(blocks):
+            cell = i * block
             if fresh_any[i] and size > 0:
-                arriving = laid[:, :, i * block : (i + 1) * block]
-                shape = anchors[:, :, j], metrics[:, :, j]
+                arriving, shape = laid[:, :, cell : cell + block], (anchors[:, :, j], metrics[:, :, j])
                 far, bias = _take_in(
                     far, bias, arriving, None if fresh_all[i] else fresh[:, i], shape, size, kernel.alpha
                 )
-            history.append((far, bias))
-        if laid_query is not None:
-            hidden = _hidden(starts[:, first : blocks.stop], frontier, kernel)
-            near = laid[:, :, (first + 1) * block : (blocks.stop + 1) * block + window]
-            q = laid_query[:, :, :, first * block : blocks.stop * block]
-            pieces.append(_attend_blocks(q, near, hidden, sink, history, kernel))
+            if laid_query is not None:
+                near = laid[:, :, cell + block : cell + 2 * block + window]
+                rows.append(view.attend(i, laid_query[:, :, :, cell : cell + block], near, sink, far, bias))
     moments = _add_moments(moments, samples, grid, grid.blocks - 1)
-    out = grid.collect(torch.cat(pieces, 3)) if pieces else None
+    out = grid.collect(torch.cat(rows, 3)) if rows else None
     if attend and query is not None and few:
         out = attend_few(kernel, query, tokens, sink, far, bias, grid, clock.merged)
     near = grid.last(tokens, window + block)
     return out, replace(memory, sink=sink, near=near, slots=far, bias=bias, moments=moments, queries=queries)
 
 
-def _attend_blocks(
-    query: Tensor, near: Tensor, hidden: tuple[Tensor, Tensor], sink: Tensor, history: list, kernel: NearFar
-) -> Tensor:
-    """Queries (B, H, G, n * block, D) of n blocks, near (B, H, n * block + window, E), slots of each block: -> (.., M)."""
-    B, H, G, L, D = query.shape
-    n, block, reach = len(history), kernel.block, kernel.window + kernel.block
-    hidden_sink, hidden_near = (h.unsqueeze(1) for h in hidden)  # (B, 1, n, sinks), (B, 1, n, window + block)
-    x = query.reshape(B, H, G, n, block, D).transpose(2, 3).reshape(B, H, n, G * block, D)
-    far, far_bias = _stack(history)  # (B, H, n, c, E), (B, H, n, c)
-    near = near.unfold(2, reach, block).transpose(-1, -2)  # (B, H, n, reach, E)
-    sink_logits = (x @ sink[..., :D].unsqueeze(2).mT).masked_fill(hidden_sink.unsqueeze(-2), HIDDEN)
-    far_logits = (x @ far[..., :D].mT).add_(far_bias.unsqueeze(-2))
-    near_logits = x @ near[..., :D].mT
-    if bool(hidden_near.any()):
-        near_logits = near_logits.masked_fill(hidden_near.unsqueeze(-2), HIDDEN)
-    later = torch.ones(block, block, dtype=torch.bool, device=x.device).triu(1).repeat(G, 1)
-    near_logits[..., -block:].masked_fill_(later, HIDDEN)
-    weights = torch.cat([sink_logits, far_logits, near_logits], -1).softmax(-1)
-    s, c = sink.shape[2], far.shape[3]
-    out = weights[..., s + c :] @ near[..., D:] + weights[..., s : s + c] @ far[..., D:]
-    out = out + weights[..., :s] @ sink[..., D:].unsqueeze(2)
-    return out.reshape(B, H, n, G, block, -1).transpose(2, 3).reshape(B, H, G, L, -1)
+class _View:
+    """What each block of queries may see of the keys beside it.
+
+    A sink inside a block counts as a near key there, so that the triangle of the block hides what comes later.
+    """
+
+    def __init__(self, kernel: NearFar, starts: Tensor, frontier: Tensor):
+        self.block = kernel.block
+        starts = starts.unsqueeze(-1)
+        sinks = torch.arange(kernel.sinks, device=starts.device)
+        position = starts - kernel.window + torch.arange(kernel.window + kernel.block, device=starts.device)
+        self.hidden_sinks = sinks >= starts  # (B, blocks, sinks)
+        self.hidden_near = position < torch.maximum(starts.clamp_max(kernel.sinks), frontier.unsqueeze(-1))
+        self.hides = (self.hidden_sinks.any(-1) | self.hidden_near.any(-1)).any(0).tolist()
+        self.later = torch.ones(kernel.block, kernel.block, dtype=torch.bool, device=starts.device).triu(1)
+
+    def attend(self, i: int, query: Tensor, near: Tensor, sink: Tensor, far: Tensor, bias: Tensor) -> Tensor:
+        """Block i: queries (B, H, G, block, D), near (B, H, window + block, E), slots (B, H, c, E): (B, H, G, block, M)."""
+        B, H, G, L, D = query.shape
+        x = query.reshape(B, H, G * L, D)
+        sink_logits, near_logits = x @ sink[..., :D].mT, x @ near[..., :D].mT
+        if self.hides[i]:
+            sink_logits = sink_logits.masked_fill(self.hidden_sinks[:, None, i, None], HIDDEN)
+            near_logits = near_logits.masked_fill(self.hidden_near[:, None, i, None], HIDDEN)
+        near_logits.unflatten(2, (G, L))[..., -L:].masked_fill_(self.later, HIDDEN)
+        far_logits = torch.baddbmm(bias.flatten(0, 1).unsqueeze(1), x.flatten(0, 1), far[..., :D].flatten(0, 1).mT)
+        weights = torch.cat([sink_logits, far_logits.unflatten(0, (B, H)), near_logits], -1).softmax(-1)
+        p_sink, p_far, p_near = weights.split([sink.shape[2], far.shape[2], near.shape[2]], -1)
+        out = p_near @ near[..., D:] + p_far @ far[..., D:] + p_sink @ sink[..., D:]
+        return out.reshape(B, H, G, L, -1)
 
 
 def _anchors(running: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -153,17 +157,6 @@ def _take_in(
     return far, bias
 
 
-def _hidden(starts: Tensor, frontier: Tensor, kernel: NearFar) -> tuple[Tensor, Tensor]:
-    """Which sinks (B, n, sinks) and which near keys (B, n, window + block) a block must not see at all.
-
-    A sink inside the block itself counts as a near key there, so that the triangle of the block hides what comes later.
-    """
-    starts = starts.unsqueeze(-1)
-    sinks = torch.arange(kernel.sinks, device=starts.device)
-    position = starts - kernel.window + torch.arange(kernel.window + kernel.block, device=starts.device)
-    return sinks >= starts, position < torch.maximum(starts.clamp_max(kernel.sinks), frontier.unsqueeze(-1))
-
-
 def _sample(kernel: NearFar, query: Tensor | None, memory: Memory, grid: Grid, dim: int) -> tuple[Tensor, Tensor]:
     """Sampled queries with a one beside them (B, H, G, blocks, s, D + 1), zero where there is none; and the last block's."""
     stride, block = kernel.stride, kernel.block
@@ -196,21 +189,6 @@ def _add_moments(moments: Tensor, samples: Tensor, grid: Grid, i: int) -> Tensor
     if all(done):
         return moments + added
     return torch.where(torch.tensor(done, device=x.device)[:, None, None, None], moments + added, moments)
-
-
-def _stack(history: list) -> tuple[Tensor, Tensor]:
-    """Slots of each block (B, H, n, c, E) and their biases, filled up with empty ones to the last block's number."""
-    size = history[-1][0].shape[2]
-    pad = torch.nn.functional.pad
-    far = [x if x.shape[2] == size else pad(x, (0, 0, 0, size - x.shape[2])) for x, _ in history]
-    bias = [b if b.shape[2] == size else pad(b, (0, size - b.shape[2]), value=-torch.inf) for _, b in history]
-    return torch.stack(far, 2), torch.stack(bias, 2)
-
-
-def _span(kernel: NearFar, entries: Tensor, query: Tensor | None, size: int) -> int:
-    groups = 1 if query is None else query.shape[2]
-    keys = kernel.sinks + size + kernel.window + kernel.block
-    return max(1, STRETCH // (entries.shape[0] * entries.shape[1] * groups * kernel.block * keys))
 
 
 def _column(numbers: list[int], like: Tensor) -> Tensor:

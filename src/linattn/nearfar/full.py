@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..kernels.nearfar import NearFar
 from . import slots
-from .causal import STRETCH
 from .step import HIDDEN
 
+STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
 SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
 
 
@@ -69,36 +69,49 @@ def cross(query: Tensor, entries: Tensor, visible: Tensor | None, size: int, alp
 
 
 def attend(kernel: NearFar, query: Tensor, entries: Tensor, visible: Tensor | None, size: int) -> Tensor:
-    """Queries (B, H, G, N, D) of the same tokens as the keys (B, H, N, E): (B, H, G, N, M)."""
+    """Queries (B, H, G, N, D) of the same tokens as the keys (B, H, N, E): (B, H, G, N, M). Without slots, a window alone."""
     B, H, G, N, D = query.shape
     block, window = kernel.block, kernel.window
-    far, bias, place, share = compress(query, entries, visible, size, kernel.alpha)
     n = -(-N // block)
-    reach = block + 2 * window
+    reach, short = block + 2 * window, n * block - N
     pad = torch.nn.functional.pad
-    short = n * block - N
 
     def near_of(x: Tensor, value: float) -> Tensor:
         """(B, H, N, E) -> (B, H, n, reach, E): the keys around each block."""
         return pad(x, (0, 0, window, window + short), value=value).unfold(2, reach, block).transpose(-1, -2)
 
+    shown = entries.new_ones(B, 1, N) if visible is None else visible.unsqueeze(1).to(entries.dtype)
     near = near_of(entries, 0)
-    hidden = near_of((share.detach() == -torch.inf).to(near.dtype).unsqueeze(-1), 1.0).squeeze(-1) > 0
-    near_share = near_of(share.unsqueeze(-1), -torch.inf).squeeze(-1)
-    near_place = near_of(place.unsqueeze(-1).to(near.dtype), 0).squeeze(-1).long()
+    hidden = near_of(shown.unsqueeze(-1), 0).squeeze(-1) == 0  # (B, 1, n, reach)
+    pooled = None
+    if size > 0:
+        far, bias, place, share = compress(query, entries, visible, size, kernel.alpha)
+        near_share = near_of(share.unsqueeze(-1), -torch.inf).squeeze(-1)
+        near_place = near_of(place.unsqueeze(-1).to(near.dtype), 0).squeeze(-1).long()
+        pooled = (far, bias, near_share, near_place)
     laid = pad(query, (0, 0, 0, short)).reshape(B, H, G, n, block, D)
     span = max(1, STRETCH // (B * H * G * block * (reach + size)))
     rows = []
     for i in range(0, n, span):
         cut = slice(i, i + span)
         x = laid[:, :, :, cut].transpose(2, 3).flatten(3, 4)  # (B, H, s, G block, D)
-        rows.append(
-            _blocks(x, near[:, :, cut], hidden[:, :, cut], near_share[:, :, cut], near_place[:, :, cut], far, bias)
-            .reshape(B, H, -1, G, block, entries.shape[-1] - D)
-            .transpose(2, 3)
-            .flatten(3, 4)
-        )
+        if pooled is None:
+            out = _window(x, near[:, :, cut], hidden[:, :, cut])
+        else:
+            far, bias, near_share, near_place = pooled
+            out = _blocks(
+                x, near[:, :, cut], hidden[:, :, cut], near_share[:, :, cut], near_place[:, :, cut], far, bias
+            )
+        rows.append(out.reshape(B, H, -1, G, block, entries.shape[-1] - D).transpose(2, 3).flatten(3, 4))
     return torch.cat(rows, 3)[:, :, :, :N]
+
+
+def _window(x: Tensor, near: Tensor, hidden: Tensor) -> Tensor:
+    """The keys around each block and nothing else; rows that have none are 0."""
+    D = x.shape[-1]
+    hidden = hidden.unsqueeze(-2)
+    weights = (x @ near[..., :D].mT).masked_fill(hidden, HIDDEN).softmax(-1)
+    return (weights @ near[..., D:]).masked_fill(hidden.all(-1, keepdim=True), 0)
 
 
 def _blocks(x: Tensor, near: Tensor, hidden: Tensor, share: Tensor, place: Tensor, far: Tensor, bias: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Part:
         room = kernel.window + kernel.sinks + self.size
         if self.fits(_counts(entries, visible)) or room >= L:
             return self._exactly(query, entries, visible, is_causal=False)
-        if L != S or self.size == 0:
+        if L != S:
             return full.cross(query, entries, visible, room, kernel.alpha)
         if visible is None:
             return full.attend(kernel, query, entries, None, self.size)

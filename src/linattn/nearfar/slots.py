@@ -36,8 +36,9 @@ def merge(
     """
     dim = metric.shape[-1]
     weight = bias + (entries[..., :dim] @ anchor.mT).squeeze(-1)  # lw
-    order, gone, stay, into = _plan(entries.detach()[..., :dim], weight.detach(), size, metric, alpha)
+    level, spread, order = _importance(entries.detach()[..., :dim], weight.detach(), metric)
     entries, bias, weight = _take(entries, order), bias.gather(2, order), weight.gather(2, order)
+    gone, stay, into = _plan(entries.detach()[..., :dim], level, spread, size, metric, alpha)
     low = stay.shape[2] + gone.shape[2]
     kept = [torch.cat([x.gather(2, stay), x[..., low:]], 2) for x in (bias, weight)]
     held = torch.cat([_take(entries, stay), entries[:, :, low:]], 2)
@@ -59,28 +60,38 @@ def merge(
 
 
 @torch.no_grad()
-def _plan(key: Tensor, weight: Tensor, size: int, metric: Tensor, alpha: float) -> tuple[Tensor, ...]:
-    """Which slots go into which.
+def _importance(key: Tensor, weight: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log E_q[exp(q.k)] of each slot under a Gaussian of the queries seen, up to a constant, in rising order (B, H, n).
 
-    Importance u = E_q[exp(q.k)]^alpha under a Gaussian of the queries seen. Candidates are the least important slots; each
-    may go into any that is more important, at the cost of the pair: its squared distance in the metric of the queries times
-    u_i u_j / (u_i + u_j).
+    Also returns the squared length of its key about the mean, in the metric of the queries, and the order.
+    """
+    live = (weight > -torch.inf).sum(-1)[..., None, None].clamp_min(1)
+    key = key - key.sum(2, keepdim=True) / live
+    spread = ((key @ metric) * key).sum(-1)
+    level, order = (weight + spread / 2).sort(-1)
+    return level, spread.gather(2, order), order
 
-    Returns the order of rising importance (B, H, n) and, as indices in that order, the candidates that go, those that stay,
-    and for each that goes its place among what is left.
+
+@torch.no_grad()
+def _plan(
+    key: Tensor, level: Tensor, spread: Tensor, size: int, metric: Tensor, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which slots go into which, of slots in the order of rising importance.
+
+    Candidates are the least important ones; each may go into any that is more important, at the cost of the pair: its
+    squared distance in the metric of the queries times u_i u_j / (u_i + u_j), u = exp(alpha level).
+
+    Returns indices (B, H, .) of the candidates that go and of those that stay, and for each that goes its place among what
+    is left: the candidates that stay, then all others.
     """
     M = key.shape[2]
     candidates = min(M, max(2 * (M - size), CANDIDATES))
-    empty = weight == -torch.inf
-    key = key - key.sum(2, keepdim=True) / (M - empty.sum(-1))[..., None, None].clamp_min(1)
-    projected = key @ metric
-    spread = (projected * key).sum(-1)
-    level, order = (weight + spread / 2).sort(-1)  # log E_q[exp(q.k)], up to a constant
-    low = order[..., :candidates]
-    key, spread = _take(key, order), spread.gather(2, order)
+    live = (level > -torch.inf).sum(-1)[..., None, None].clamp_min(1)
+    key = key - key.sum(2, keepdim=True) / live
+    projected = key[:, :, :candidates] @ metric
     inverse = (alpha * (level[..., -1:] - level).nan_to_num(nan=0.0)).clamp_max(46).exp()  # 1 / u
     cost = torch.baddbmm(
-        spread.flatten(0, 1).unsqueeze(-2), _take(projected, low).flatten(0, 1), key.flatten(0, 1).mT, alpha=-2
+        spread.flatten(0, 1).unsqueeze(-2), projected.flatten(0, 1), key.flatten(0, 1).mT, alpha=-2
     ).unflatten(0, key.shape[:2])
     cost.add_(spread[..., :candidates].unsqueeze(-1)).clamp_min_(0)
     cost.div_(inverse[..., :candidates].unsqueeze(-1) + inverse.unsqueeze(-2))
@@ -96,7 +107,7 @@ def _plan(key: Tensor, weight: Tensor, size: int, metric: Tensor, alpha: float) 
         root = root.gather(2, root)
     rank = torch.cat([stay, left[..., candidates:]], 2)
     rank = torch.empty_like(left).scatter_(2, rank, left[..., :size])
-    return order, gone, stay, rank.gather(2, root.gather(2, gone))
+    return gone, stay, rank.gather(2, root.gather(2, gone))
 
 
 def _new_index(stay: Tensor, gone: Tensor, into: Tensor, total: int) -> Tensor:
