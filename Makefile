@@ -50,6 +50,7 @@ sanitize: $(VENV)/demo.stamp
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/nearfar.py --json out/nearfar.json
 
 clean:
 	rm -rf $(VENV) build dist out src/*.egg-info

@@ -6,15 +6,12 @@ python benchmarks/run.py --quick    small sizes, to see that it runs
 
 import argparse
 import json
-import platform
 from pathlib import Path
 
-import torch
-
 import cases
-import linattn
 import peers
 from linattn.engines import describe
+from linattn.measure.machine import machine
 
 
 def main() -> int:
@@ -25,16 +22,9 @@ def main() -> int:
     if not describe()["native"].startswith("available"):
         print(f"The native engine is {describe()['native']}.")
         return 1
-    machine = {
-        "cpu": _cpu(),
-        "threads": torch.get_num_threads(),
-        "dtype": "float32",
-        "torch": torch.__version__,
-        "linattn": getattr(linattn, "__version__", "unknown"),
-        "engine": describe()["native"],
-    }
-    for name, value in machine.items():
-        print(f"{name:8} {value}")
+    about = {**machine(), "dtype": "float32", "engines": describe()["native"]}
+    for name, value in about.items():
+        print(f"{name:15} {value}")
     print()
     quick = args.quick
     budget = 0.3 if quick else 12.0
@@ -47,7 +37,7 @@ def main() -> int:
     if not quick:
         rows += _show(peers.performer(8192, budget))
     args.out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine, "rows": [r.record() for r in rows], "growth": times}
+    record = {"machine": about, "rows": [r.record() for r in rows], "growth": times}
     (args.out / "bench.json").write_text(json.dumps(record, indent=1))
     _plot(times, args.out / "bench.png")
     missed = [r for r in rows if r.met is False]
@@ -61,14 +51,6 @@ def _show(rows: list[cases.Row]) -> list[cases.Row]:
         bar = "" if row.bar is None else f"{'>=' if row.at_least else '<='} {row.bar:g}"
         print(f"{row.what:72} {row.figure:9.3g} {row.unit:15} {bar:8} {verdict}", flush=True)
     return rows
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _plot(times: dict[int, float], path: Path) -> None:

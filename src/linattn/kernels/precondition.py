@@ -6,6 +6,7 @@ and x A^-T, y A have the products of x, y for every invertible A.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -103,23 +104,24 @@ def prepare_query(
     kernel: Kernel, query: Tensor, scale: float | None, precondition: Precondition | None
 ) -> tuple[Tensor, Tensor | None]:
     """sqrt(scale) q, preconditioned where asked for, with the log-factor that this leaves out."""
-    query = kernel._widen(query)
-    root = math.sqrt(kernel.logit_scale(query.shape[-1], scale))
-    if precondition is None:
-        return query * root, None
-    changed, shift = precondition.query(query)
-    return changed * root, shift * root**2
+    return _prepare(kernel, query, scale, None if precondition is None else precondition.query)
 
 
 def prepare_key(
     kernel: Kernel, key: Tensor, scale: float | None, precondition: Precondition | None
 ) -> tuple[Tensor, Tensor | None]:
     """sqrt(scale) k, preconditioned where asked for, with the log-factor that this leaves out."""
-    key = kernel._widen(key)
-    root = math.sqrt(kernel.logit_scale(key.shape[-1], scale))
-    if precondition is None:
-        return key * root, None
-    changed, shift = precondition.key(key)
+    return _prepare(kernel, key, scale, None if precondition is None else precondition.key)
+
+
+def _prepare(
+    kernel: Kernel, x: Tensor, scale: float | None, change: Callable[[Tensor], tuple[Tensor, Tensor]] | None
+) -> tuple[Tensor, Tensor | None]:
+    x = kernel._widen(x)
+    root = math.sqrt(kernel.logit_scale(x.shape[-1], scale))
+    if change is None:
+        return x * root, None
+    changed, shift = change(x)
     return changed * root, shift * root**2
 
 
