@@ -21,7 +21,7 @@ $(VENV)/torch.stamp:
 	$(PIP) $(TORCH) numpy
 	@touch $@
 
-$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(wildcard csrc/*.h csrc/*.cpp)
 	$(PIP) -e '.[lab]'
 	@touch $@
 

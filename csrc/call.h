@@ -10,7 +10,7 @@ enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2 };
 // Tokens have strides (in elements) over batch, head and token; everything else is contiguous.
 struct Call {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim, features;
-  int64_t threads, segment;
+  int64_t threads, segment;  // segment: a multiple of BLOCK (forward.h)
   int32_t map, dtype;
   int32_t scaled;  // keys carry log-weights: by the map, by decay or by log_weight
   int32_t pad;
@@ -49,7 +49,7 @@ struct Pieces {
   int32_t (*absorb)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums);
   int32_t (*read)(const Call&, int64_t head, int64_t begin, int64_t end, const float* sums, int64_t* guarded);
   int32_t (*causal)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums, int64_t* guarded, int64_t seen);
-  int32_t (*step)(const Call&, int64_t head);
+  int32_t (*step)(const Call&, int64_t head, int64_t count);  // heads of one batch entry
   void (*absorb_backward)(const Call&, int64_t head, int64_t begin, int64_t end);
   void (*read_backward)(const Call&, int64_t head, int64_t begin, int64_t end, float* grad_sums);
   void (*causal_backward)(const Call&, int64_t head, int64_t begin, int64_t end, int32_t parts, float* grad_sums);

@@ -157,16 +157,20 @@ int32_t read(const Call& c) {
 
 int32_t step(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, work = c.features * c.value_dim * heads;
+  const int64_t work = c.features * c.value_dim * c.batch * c.kv_heads;
+  const int64_t threads = work > 200000 ? c.threads : 1;  // waking threads takes longer than a small step
+  const int64_t most = threads > 1 ? 4 : 16, parts = (c.kv_heads + most - 1) / most;
   std::atomic<int32_t> flags{OK};
-  // Waking threads takes longer than a small step.
-  run(heads, work > 200000 ? c.threads : 1, [&](int64_t head) { flags |= p.step(c, head); });
+  run(c.batch * parts, threads, [&](int64_t i) {
+    const int64_t first = i % parts * most, left = c.kv_heads - first;
+    flags |= p.step(c, i / parts * c.kv_heads + first, left < most ? left : most);
+  });
   return flags;
 }
 
 int32_t causal(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 512;
+  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks) return step(c);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);

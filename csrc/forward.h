@@ -5,7 +5,7 @@
 namespace {
 
 constexpr int64_t WIDE_BLOCK = 120;  // rows where order does not matter: many, so that sums are touched seldom
-constexpr int64_t BLOCK = 64;        // causal rows: few, because queries meet the keys of their own block one by one
+constexpr int64_t BLOCK = 48;        // causal rows: few, because queries meet the keys of their own block one by one
 constexpr int64_t LD_SCORES = BLOCK + 16;
 constexpr float TINY = 4.53e-31f;  // sums/chunks.py: smallest()
 
@@ -39,10 +39,10 @@ INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
   return s;
 }
 
-// dots[i] = phi_i . z.
-Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, const QuerySpace& s, float* phi,
+// dots[i] = phi_i . z, where z is given.
+Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, const QuerySpace& s, float* phi,
                   const float* z, float* dots) {
-  const Rows x = rows(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], c.dim, n, nullptr, false, s.x);
+  const Rows x = rows(c, at, stride, c.dim, n, nullptr, false, s.x);
   const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
   if (spread == 0) {
     memset(s.offset, 0, size_t(n) * 4);
@@ -59,6 +59,11 @@ Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, 
     features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
   }
   return x;
+}
+
+Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, const QuerySpace& s, float* phi,
+                  const float* z, float* dots) {
+  return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots);
 }
 
 // Scores of queries with the keys up to their own, and their sum added to the denominators.

@@ -24,13 +24,27 @@ def test_info_says_what_is_there(capsys):
 def test_compare_prints_a_table_and_writes_files(capsys, tmp_path):
     files = [tmp_path / "new" / "report.json", tmp_path / "new" / "report.html"]
     assert (
-        main([*SMALL, "--kernels", "elu", "taylor", "--causal", "--json", str(files[0]), "--html", str(files[1])]) == 0
+        main(
+            [
+                *SMALL,
+                "--kernels",
+                "elu",
+                "taylor",
+                "softmax",
+                "--causal",
+                "--json",
+                str(files[0]),
+                "--html",
+                str(files[1]),
+            ]
+        )
+        == 0
     )
     text = capsys.readouterr().out
     for word in ("tokens", "softmax", "elu", "taylor", "crossover", "growth", "causal, forward"):
         assert word in text
     figures = json.loads(files[0].read_text())
-    assert {row["kernel"] for row in figures["rows"]} == {"elu", "taylor"}
+    assert {row["kernel"] for row in figures["rows"]} == {"elu", "taylor", "near/far"}
     assert all(row["seconds"] > 0 and row["baseline_error"] > 0 for row in figures["rows"])
     page = files[1].read_text()
     assert page.count("data:image/png;base64,") == 3

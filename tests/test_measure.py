@@ -42,6 +42,20 @@ def test_softmax_flops_are_what_torch_counts():
     assert counter.get_total_flops() == measure.cost("exact", 64, DIM, DIM).flops
 
 
+def test_near_far_is_measured_like_the_others():
+    query, key, value = qkv(400, dtype=torch.float32)
+    exact = measure.fidelity(query, key, value, linattn.NearFar(slots=400), True)
+    assert exact.relative_error < 1e-5
+    assert exact.row_l1 < 1e-4
+    pooled = measure.fidelity(query, key, value, linattn.NearFar(window=16, slots=16, block=16), True)
+    assert 0 < pooled.relative_error < pooled.baseline.relative_error
+    assert pooled.nonpositive == 0
+    small, large = (measure.cost(linattn.NearFar(), n, 64, 64, is_causal=True) for n in (100_000, 200_000))
+    assert large.flops == pytest.approx(2 * small.flops, rel=0.01)
+    _, state = linattn.attention(*qkv(1000, dtype=torch.float32), kernel="softmax", is_causal=True, return_state=True)
+    assert state.nbytes / 4 == pytest.approx(measure.cost("softmax", 1000, DIM, 5, is_causal=True).state_bytes, rel=0.1)
+
+
 def test_cost_grows_linearly_and_states_do_not():
     small, large = (measure.cost("positive", n, 64, 64, is_causal=True) for n in (1000, 100_000))
     assert large.flops == 100 * small.flops

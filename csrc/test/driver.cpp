@@ -81,7 +81,7 @@ int64_t features_of(int32_t map, int64_t dim, int64_t features) {
 
 void run(const Shape& s) {
   const int64_t B = s.batch, H = s.heads, Hq = H * s.groups, T = s.tokens, D = s.dim, M = s.value_dim;
-  const int64_t r = features_of(s.map, D, s.features), rows = s.map == MAP_TRIG ? r / 2 : r, segment = 128;
+  const int64_t r = features_of(s.map, D, s.features), rows = s.map == MAP_TRIG ? r / 2 : r, segment = 96;
   const int64_t sums = B * H * r * M, marks = B * H * ((T + segment - 1) / segment) * (r * (M + 1) + 1);
   Buffer<float> q(B * Hq * T * D, true), k(B * H * T * D, true), v(B * H * T * M, true);
   Buffer<uint16_t> hq(B * Hq * T * D), hk(B * H * T * D), hv(B * H * T * M);

@@ -79,8 +79,8 @@ def attention(
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
     if state is not None and return_state and is_causal and engine in engines.NAMES:
-        plain = all(x is None for x in (key_mask, cu_seqlens, decay, gate, attn_mask))
-        if plain and all(isinstance(x, Tensor) and x.shape[-2:-1] == (1,) for x in (query, key, value)):
+        plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
+        if plain and isinstance(query, Tensor) and query.shape[-2:-1] == (1,):
             made = resolve(kernel, query.shape[-1], query.device)
             quick = engines.step(engine, query, key, value, made, scale, state, enable_gqa)
             if quick is not None:

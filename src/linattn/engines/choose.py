@@ -32,7 +32,9 @@ def step(
     engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: State, gqa: bool
 ) -> tuple[Tensor, State] | None:
     """The short way of a one-token call that goes on from a state, where there is one."""
-    if engine == "torch" or not native.available() or torch.compiler.is_compiling() or not isinstance(state, Sums):
+    if engine == "torch" or not native.available() or torch.compiler.is_compiling():
+        return None
+    if not (isinstance(state, Sums) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
     return native.step(query, key, value, kernel, scale, state, gqa)
 

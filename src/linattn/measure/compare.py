@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .._functional import attention
-from ..kernels import NAMES, Kernel, resolve
+from ..kernels import Kernel, resolve
+from ..nearfar import NearFar
 from .clock import peak_memory, timing
 from .fidelity import fidelity
 from .machine import machine
@@ -113,7 +114,8 @@ def compare(
     plan: list[tuple[int, Kernel | str | None, str]] = []
     for n in lengths:
         plan.append((n, None, ""))
-        plan += [(n, kernel, engine) for kernel in kernels for engine in engines]
+        for one in kernels:
+            plan += [(n, one, engine) for engine in (["torch"] if _is_near_far(one) else engines)]
     labels = progress([f"{_label(kernel)} {n}" for n, kernel, _ in plan])
     inputs: list[Tensor] = []
     for (n, kernel, engine), _ in zip(plan, labels):
@@ -170,9 +172,14 @@ def _measure(
     return timing(run, seconds=seconds).best, peak_memory(run)
 
 
+def _is_near_far(kernel: Kernel | str) -> bool:
+    """Near/far has no form in other engines."""
+    return kernel == "softmax" or isinstance(kernel, NearFar)
+
+
 def _label(kernel: Kernel | str | None) -> str:
     if kernel is None:
         return "softmax"
     if isinstance(kernel, str):
-        return kernel if kernel in NAMES else str(kernel)
+        return "near/far" if kernel == "softmax" else kernel
     return kernel.signature()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels import Exact, Kernel, resolve
+from ..nearfar import NearFar
 
 CHUNK = 64  # the torch engine's
 _CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ class Cost:
     Attributes:
         flops: of all outputs.
         state_bytes: what streaming keeps, in float32: constant for linear kernels, growing for softmax.
-        feature_dim: r, or None for softmax.
+        feature_dim: r, or None for softmax and near/far.
     """
 
     flops: int
@@ -30,7 +31,8 @@ def cost(kernel: Kernel | str, tokens: int, dim: int, value_dim: int, is_causal:
 
     Linear, non-causal: both projections (4 N D r for random features, nothing for elementwise ones), phi(K)^T [V, 1] and
     phi(Q) [S, Z] (2 N r (M + 1) each). Causal adds the products inside chunks of C: N C (2 r + 2 (M + 1)).
-    Softmax: 2 N^2 (D + M), half of it when causal.
+    Softmax: 2 N^2 (D + M), half of it when causal. Near/far: every query against its window, the sinks and the slots, and
+    once for each block of tokens the distances of all slots.
 
     >>> import linattn
     >>> linattn.measure.cost(linattn.kernels.Positive(64, features=256), 16384, 64, 64).flops
@@ -44,8 +46,21 @@ def cost(kernel: Kernel | str, tokens: int, dim: int, value_dim: int, is_causal:
     if isinstance(kernel, Exact):
         pairs = tokens * (tokens + 1) // 2 if is_causal else tokens**2
         return Cost(2 * pairs * (dim + value_dim), 4 * tokens * (dim + value_dim), None)
+    if isinstance(kernel, NearFar):
+        return _near_far(kernel, tokens, dim, value_dim, is_causal)
     r = kernel.features_for(dim)
     flops = tokens * (2 * kernel.projection_flops(dim) + 4 * r * (value_dim + 1))
     if is_causal:
         flops += tokens * min(tokens, CHUNK) * 2 * (r + value_dim + 1)
     return Cost(flops, 4 * r * (value_dim + 1), r)
+
+
+def _near_far(kernel: NearFar, tokens: int, dim: int, value_dim: int, is_causal: bool) -> Cost:
+    slots = kernel.budgets(1)[0] if isinstance(kernel.slots, int) else sum(kernel.slots) / len(kernel.slots)
+    exact = kernel.window * (1 if is_causal else 2) + kernel.block
+    seen = min(tokens, exact + kernel.sinks + slots)
+    merges = max(0, tokens - exact - kernel.sinks - slots) / kernel.block
+    flops = 2 * tokens * seen * (dim + value_dim) + merges * 2 * (slots + kernel.block) ** 2 * dim
+    samples = kernel.block // kernel.stride
+    kept = (kernel.window + kernel.block + kernel.sinks) * (dim + value_dim) + slots * (dim + value_dim + 1)
+    return Cost(round(flops), round(4 * (kept + (dim + 1) ** 2 + samples * (dim + 1))), None)

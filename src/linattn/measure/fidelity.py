@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._functional import attention, implied_attention
 from ..kernels import Exact, Kernel, resolve
+from ..nearfar import NearFar
 from ..sums import oracle
 
 ROWS = 1024  # attention matrices are compared for this many queries at most, the last ones
@@ -57,11 +58,14 @@ def fidelity(
     out = attention(query, key, value, kernel=kernel, scale=scale, enable_gqa=True, **options)
     last = query[..., max(0, query.shape[-2] - ROWS) :, :]
     softmax_rows = implied_attention(last, key, "exact", scale=scale, **options)
-    rows = implied_attention(last, key, kernel, scale=scale, **options)
+    if isinstance(kernel, NearFar):  # its slots follow the queries, so it needs all of them
+        rows = implied_attention(query, key, kernel, scale=scale, **options)[..., -last.shape[-2] :, :]
+    else:
+        rows = implied_attention(last, key, kernel, scale=scale, **options)
     plain = attention(torch.ones_like(query), torch.ones_like(key), value, kernel="relu", enable_gqa=True, **options)
     plain_rows = implied_attention(torch.ones_like(last), torch.ones_like(key), "relu", **options)
     nonpositive = 0.0
-    if not isinstance(kernel, Exact):
+    if not isinstance(kernel, (Exact, NearFar)):
         total = oracle.similarities(last, key, kernel, scale=scale, **options).sum(-1)
         nonpositive = (total <= 0).double().mean().item()
     baseline = _compare(plain, exact, plain_rows, softmax_rows, 0.0, None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._functional import implied_attention
+from ..nearfar import NearFar
 from .compare import Comparison
 
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -100,7 +101,9 @@ def _maps(result: Comparison) -> dict[str, torch.Tensor]:
     x = walk / walk.std() * 1.5
     causal = bool(result.setting["causal"])
     names = ["exact", *dict.fromkeys(row.kernel for row in result.rows)]
-    return {name: implied_attention(x, x, name, is_causal=causal)[0] for name in names}
+    # 96 tokens would all be near: a small near/far shows what it does to far ones.
+    kernels = {"near/far": NearFar(window=8, slots=8, sinks=2, block=8)}
+    return {name: implied_attention(x, x, kernels.get(name, name), is_causal=causal)[0] for name in names}
 
 
 def _number(x: object, spec: str) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .library import NO_MEMORY, NOT_FINITE, Call, library
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-SEGMENT = 512  # tokens between the sums that training keeps: r (M + 1) / 512 numbers per token
+SEGMENT = 480  # tokens between the sums that training keeps: r (M + 1) / 480 numbers per token
 
 
 class NotFiniteError(ValueError):

@@ -94,17 +94,15 @@ def _make(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
         root = 1.0 if prepared else math.sqrt(kernel.logit_scale(dim, scale))
         high = (math.sqrt(0.5), 1.0)
         return NativeMap(QUADRATIC, kernel.features_for(dim), root=root, low=(1.0, 1.0), high=high, prepared=prepared)
-    return NativeMap(IDENTITY, kernel.features_for(dim), prepared=True)
+    return NativeMap(IDENTITY, kernel.features_for(dim))
 
 
 def prepare(kernel: Kernel, x: Tensor, scale: float | None, is_key: bool) -> tuple[Tensor, Tensor | None]:
     """What torch does before the native code: the changed tokens, and a key's log-weight where the map leaves it out."""
-    if type(kernel) is Trig and kernel.normalize:
+    if isinstance(kernel, Trig) and kernel.normalize:
         return kernel._unit(x, scale), None
-    if isinstance(kernel, (Positive, Trig)) or (isinstance(kernel, Taylor) and kernel.order == 2):
-        change = prepare_key if is_key else prepare_query
-        return change(kernel, x, scale, kernel.precondition)
-    return (kernel.scaled_key_features if is_key else kernel.scaled_query_features)(x, scale=scale)
+    assert isinstance(kernel, (Positive, Trig, Taylor))
+    return (prepare_key if is_key else prepare_query)(kernel, x, scale, kernel.precondition)
 
 
 def _lead(n: int) -> int:

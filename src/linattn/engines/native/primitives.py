@@ -10,8 +10,8 @@ from torch import Tensor
 from ...kernels.base import Kernel
 from ...sums import finite
 from ...sums.state import Sums
-from . import calls, ops
-from .maps import NativeMap, native_map, prepare
+from . import calls, given, ops
+from .maps import IDENTITY, NativeMap, native_map, prepare
 
 
 def absorb(
@@ -34,6 +34,10 @@ def absorb(
         weight = later if weight is None else weight + later
         change = (total - total.detach()).exp().to(S.dtype)
         S, Z, level = S * change[..., None, None], Z * change[..., None], (level + total.detach()).to(level.dtype)
+    fmap = native_map(kernel, scale, key.shape[-1])
+    if fmap.kind == IDENTITY:
+        state = replace(state, S=S, Z=Z, log_scale=level)
+        return given.absorb(_apply, fmap, kernel, state, scale, key, value, key_mask, weight)
     fmap, key, weight = _keys(kernel, key, scale, key_mask, weight)
     tensors = key, value.to(key.dtype), S, Z, level, state.tokens, key_mask, weight
     new_S, new_Z, new_level, tokens = _apply("absorb", fmap, tensors)
@@ -43,6 +47,8 @@ def absorb(
 def read(kernel: Kernel, query: Tensor, state: Sums, *, scale: float | None) -> tuple[Tensor, Sums]:
     """What queries (B, Hq, L, D) get from a state: (B, Hq, L, M)."""
     fmap, query = _queries(kernel, query, scale)
+    if fmap.kind == IDENTITY:
+        return given.read(_apply, fmap, kernel, state, scale, query)
     tensors = query, state.S, state.Z, state.log_scale, state.tokens, state.guarded
     out, guarded = _apply("read", fmap, tensors)
     return out, replace(state, guarded=guarded)
@@ -61,7 +67,10 @@ def causal(
     log_input: Tensor | None,
 ) -> tuple[Tensor, Sums]:
     """Queries (B, Hq, T, D) against the state and the keys up to their own; and the state after them."""
-    _, query = _queries(kernel, query, scale)
+    fmap, query = _queries(kernel, query, scale)
+    if fmap.kind == IDENTITY:
+        pieces = query, key, value, key_mask, log_decay, log_input
+        return given.causal(_apply, fmap, kernel, state, scale, *pieces)
     fmap, key, weight = _keys(kernel, key, scale, key_mask, log_input, scaled=log_decay is not None)
     sums = state.S, state.Z, state.log_scale, state.tokens, state.guarded
     tensors = query, key, value.to(key.dtype), *sums, key_mask, log_decay, weight

@@ -10,7 +10,7 @@ from ...sums import finite
 from ...sums.state import Sums
 from .calls import DTYPES, _map_call
 from .library import Call, library
-from .maps import native_map
+from .maps import IDENTITY, native_map
 
 
 def step(
@@ -34,7 +34,8 @@ def step(
     if known is None:
         known = fmap.steps[shapes] = _prepare(query, key, value, kernel, scale, enable_gqa)
     call, signature, sums_shape, out_shape = known
-    plain = S.is_contiguous() and Z.is_contiguous() and S.dtype is torch.float32
+    plain = S.is_cpu and S.dtype is torch.float32 and S.is_contiguous() and Z.is_contiguous()
+    plain = plain and level.is_contiguous() and tokens.is_contiguous() and guarded.is_contiguous()
     if call is None or signature != state.kernel or S.shape != sums_shape or not plain:
         return None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
@@ -76,7 +77,14 @@ def _prepare(
     H, M = key.shape[1], value.shape[3]
     if kernel.dim != D and not kernel.any_dim:
         return no
-    if fmap.prepared or L != 1 or tuple(key.shape) != (B, H, 1, D) or tuple(value.shape) != (B, H, 1, M) or M == 0:
+    if (
+        fmap.prepared
+        or fmap.kind == IDENTITY
+        or L != 1
+        or tuple(key.shape) != (B, H, 1, D)
+        or tuple(value.shape) != (B, H, 1, M)
+        or M == 0
+    ):
         return no
     if not query.dtype == key.dtype == value.dtype or B * H == 0 or heads % H or (heads != H and not enable_gqa):
         return no
