@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    default_kernels = ["elu", "positive", "trig", "taylor", "softmax"]
+    default_kernels = ["elu", "positive", "trig", "softmax"]
     parser.add_argument(
         "--lengths", type=int, nargs="+", metavar="N", default=[256, 512, 1024, 2048, 4096, 8192, 16384], help="tokens"
     )

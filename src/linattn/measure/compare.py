@@ -18,7 +18,7 @@ from .clock import peak_memory, timing
 from .fidelity import fidelity
 from .machine import machine
 
-ERROR_UP_TO = 4096  # tokens up to which the error is measured: exact softmax is needed for it
+ERROR_UP_TO = 2048  # tokens up to which the error is measured: exact softmax is needed for it
 
 
 @dataclass(frozen=True)
