@@ -10,6 +10,7 @@ import linattn
 SOURCE = Path(linattn.__file__).parent
 # From the bottom up. Files on the top level of the package stand beside the layer that they name.
 LAYERS = [
+    "_files",
     "kernels",
     "sums",
     "engines",

@@ -5,16 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from .kernels.base import is_plain
 from .nearfar.state import NearFarState
 from .sums import finite
 from .sums.state import Cache, State, Sums
-
-
-def is_plain(*tensors: Tensor) -> bool:
-    """Values can be looked at without breaking a graph, a transform or a device's queue."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return all(x.device.type == "cpu" for x in tensors)
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

@@ -3,10 +3,11 @@
 import argparse
 import importlib.util
 
+from .._files import write_json, write_text
 from ..engines import describe
 from ..kernels import NAMES
 from ..measure.compare import Comparison, Row, compare
-from .files import check_writable, write_json, write_text
+from .files import check_writable
 from .progress import progress
 
 EXAMPLES = """examples:

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .files import check_writable, write_json, write_text
+from .._files import write_json, write_text
+from .files import check_writable
 from .progress import progress
 
 EXAMPLES = """examples:

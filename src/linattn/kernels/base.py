@@ -9,6 +9,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def is_plain(*tensors: Tensor) -> bool:
+    """Values can be looked at without breaking a graph, a transform or a device's queue."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(x.device.type == "cpu" for x in tensors)
+
+
 class Kernel(nn.Module):
     """A similarity sim(q, k) = phi_q(q) . phi_k(k), so that attention with it is linear in the number of tokens.
 

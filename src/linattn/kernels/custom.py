@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Kernel
+from .base import Kernel, is_plain
 
 
 class Custom(Kernel):
@@ -69,7 +69,7 @@ class Custom(Kernel):
                 f"Custom: {name} must map (..., tokens, dim) to (..., tokens, features); "
                 f"it made {tuple(features.shape)} of {tuple(x.shape)}."
             )
-        if self.positive and _is_plain(features) and features.numel() and features.detach().amin() < 0:
+        if self.positive and is_plain(features) and features.numel() and features.detach().amin() < 0:
             raise ValueError(
                 f"Custom: {name} gave negative features, with which a denominator can vanish. "
                 "Make it positive, or pass Custom(..., positive=False) if that is meant."
@@ -78,13 +78,6 @@ class Custom(Kernel):
 
     def extra_repr(self) -> str:
         return f"phi_q={_name(self.phi_q)}, phi_k={_name(self.phi_k)}, positive={self.positive}"
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Values can be looked at: not while compiling, under vmap, or on a device that would have to be waited for."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return x.device.type == "cpu"
 
 
 def _name(phi: object) -> str:

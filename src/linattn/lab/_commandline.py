@@ -1,16 +1,14 @@
-"""What the lab's commands share: options, missing extras, progress, and files that are written whole or not at all."""
+"""What the lab's commands share: options, missing extras, progress, and files in folders that are made for them."""
 
 import argparse
 import functools
 import importlib
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .. import _files
 from .data import DataMissing
 
 
@@ -64,30 +62,15 @@ def progress(items: Iterable[Any], **options: Any) -> Iterable[Any]:
     return tqdm(items, file=sys.stderr, disable=None, leave=False, **options)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes beside the target and renames, so that a file of that name is always whole."""
-    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def write_json(path: Path, figures: Any) -> None:
-    write_text(path, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    """Figures for machines, in a folder that is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _files.write_json(path, figures)
 
 
 def write_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Lets `write` fill a temporary file of the same suffix, then moves it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".linattn-", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    _files.write_file(path, write)
 
 
 def table(rows: list[list[str]], right: str = "") -> str:

@@ -8,7 +8,6 @@ that it would have had. Under torchrun the processes share each batch; the losse
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
+
+from .._files import write_file
 
 VERSION = "1"
 
@@ -268,14 +269,9 @@ def schedule(step: int, config: TrainConfig) -> float:
 
 def write_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """A safetensors file, whole or not at all."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        save_file({name: x.detach().contiguous().clone() for name, x in tensors.items()}, temporary, metadata=metadata)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    whole = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+    write_file(path, lambda temporary: save_file(whole, temporary, metadata=metadata))
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:

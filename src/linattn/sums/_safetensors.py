@@ -5,11 +5,13 @@ A file is 8 bytes of header length, a JSON header of names, types, shapes and of
 
 import json
 import os
-import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .._files import write_file
 
 _TYPES = {
     "F64": torch.float64,
@@ -35,21 +37,17 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], metadata: dic
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    target = os.path.abspath(os.fspath(path))
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".linattn-")
-    try:
-        with os.fdopen(handle, "wb") as file:
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             for data in chunks:
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+
+    write_file(path, write)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -80,9 +78,3 @@ def _tensor(body: memoryview, dtype: str, shape: list[int], data_offsets: list[i
     if count == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(body[start:end], dtype=kind).clone().reshape(shape)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

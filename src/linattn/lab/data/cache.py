@@ -1,20 +1,14 @@
 """The folder that data is kept in, and the digests it is checked by."""
 
 import hashlib
-import os
-from pathlib import Path
+
+from ..._files import cache_folder
+
+__all__ = ["DataMissing", "cache_folder", "check_digest"]
 
 
 class DataMissing(RuntimeError):
     """Data is not here and could not be fetched; the message says what to install."""
-
-
-def cache_folder() -> Path:
-    """$LINATTN_CACHE, or linattn/ in $XDG_CACHE_HOME, or ~/.cache/linattn."""
-    chosen = os.environ.get("LINATTN_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "linattn"
 
 
 def check_digest(name: str, data: bytes, sha256: str) -> bytes:

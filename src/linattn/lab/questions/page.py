@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .._commandline import write_file, write_text
+from .._commandline import write_file
 from .answer import Answer, say
 
 STYLE = """
@@ -39,14 +39,14 @@ def save_picture(answer: Answer, path: Path) -> None:
 def write_page(answers: Iterable[Answer], path: Path) -> None:
     """A page that needs no other file."""
     parts = [_section(answer) for answer in answers]
-    write_text(
-        path,
+    text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Questions about attention</title>'
         f"<style>{STYLE}</style></head>\n<body>\n<h1>Questions about attention</h1>\n"
         "<p>What the theory says beside what was measured on this machine.</p>\n"
         + "\n".join(parts)
-        + "\n</body></html>\n",
+        + "\n</body></html>\n"
     )
+    write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _section(answer: Answer) -> str:
