@@ -1,5 +1,5 @@
 // What a caller of near/far attention hands over. The fields are mirrored, in this order, by
-// src/linattn/engines/native/nearfar.py.
+// src/linattn/engines/native/library.py.
 #pragma once
 #include <stdint.h>
 
@@ -13,6 +13,7 @@ struct NearFarCall {
   int32_t dtype;
   float root, alpha;  // root: of the scale, multiplies queries and keys
   int32_t pad;
+  int64_t steps;                    // single tokens after `seen`, of a step
   const void *query, *key, *value;  // query: null if no token asks
   int64_t query_stride[3], key_stride[3], value_stride[3];
   const uint8_t* mask;                                // (B, L), 1 = visible

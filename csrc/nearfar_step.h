@@ -81,7 +81,7 @@ void step_statistics(const NearFarCall& c, int64_t head, int64_t position, float
 // The token's own place is the last of near_new, whose others are in place already.
 int32_t step(const NearFarCall& c, int64_t head) {
   const int64_t D = c.dim, M = c.value_dim, E = D + M, b = head / c.kv_heads, kv = head % c.kv_heads;
-  const int64_t groups = c.heads / c.kv_heads, position = c.seen[b], start = position - position % c.block;
+  const int64_t groups = c.heads / c.kv_heads, position = c.seen[b] + c.steps, start = position - position % c.block;
   const int64_t low = imax(imax(start - c.window, c.merged[b]), imin(start, c.sinks));
   const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
   const int64_t columns = round_up(c.sinks, VL) + round_up(last - first, VL) + round_up(position - low + 1, VL);

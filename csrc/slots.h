@@ -111,6 +111,21 @@ struct Cheapest {
   }
 };
 
+// The least of each of n vectors, and its index; of equal ones the least index.
+void least(const float* vectors, const float* index, int64_t n, float* to, float* at) {
+  for (int64_t i = 0; i < n; i += VL) {
+    vec x[VL];
+    for (int k = 0; k < VL; ++k) x[k] = -load(vectors + imin(i + k, n - 1) * VL);
+    const vec low = -reduce<true>(x);
+    for (int k = 0; k < VL; ++k) {
+      const int64_t row = imin(i + k, n - 1) * VL;
+      x[k] = load(vectors + row) == splat(low[k]) ? -load(index + row) : splat(-1e9f);
+    }
+    store_some(to + i, low, n - i);
+    store_some(at + i, -reduce<true>(x), n - i);
+  }
+}
+
 // Levels of all slots about their mean key, from the least important to the most in s.keys.
 void rank_slots(const Metric& m, const Slots& from, const MergeSpace& s) {
   const int64_t n = from.n, ld = wide(m.dim), full = round_up(m.dim, VL);
@@ -163,14 +178,11 @@ void plan_merge(const Metric& m, int64_t n, int64_t candidates, int64_t gone, co
   const Operand o{s.chosen, ld, 1, s.turned, turned, m.dim};
   product(candidates, round_up(n, VL), &o, 1, Cheapest{s.sorted_spread, s.inverse, s.partial, s.index, offset}, true, offset);
   uint64_t* costs = s.spare;  // the order of slots stays in s.keys
+  float *cost = s.top, *into = s.share;
+  least(s.partial, s.index, candidates, cost, into);
   for (int64_t i = candidates - 1; i >= 0; --i) {
-    int best = 0;
-    for (int l = 1; l < VL; ++l) {
-      const float a = s.partial[i * VL + l], b = s.partial[i * VL + best];
-      if (a < b || (a == b && s.index[i * VL + l] < s.index[i * VL + best])) best = l;
-    }
-    s.root[offset + i] = int64_t(s.index[i * VL + best]);
-    costs[candidates - 1 - i] = ordered(s.partial[i * VL + best], i);
+    s.root[offset + i] = int64_t(into[i]);
+    costs[candidates - 1 - i] = ordered(cost[i], i);
   }
   sort_keys(costs, reinterpret_cast<uint64_t*>(s.place), candidates);
   for (int64_t r = 0; r < n; ++r) s.total[r] = 0;

@@ -1,7 +1,8 @@
 """What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,6 +65,7 @@ class NearFarState(State):
     queries: Tensor
     tokens: Tensor
     merged: Tensor
+    steps: Any = field(default=None, init=False, repr=False, compare=False)  # native.py: what `near` is a part of
 
     form: ClassVar[str] = "nearfar"
     batch_dims: ClassVar[dict[str, int]] = {
@@ -100,8 +102,8 @@ class NearFarState(State):
             sink, near, moments, queries = shared
             slots, bias = self.slots.reshape(B, H, -1, self.slots.shape[-1]), self.bias.reshape(B, H, -1)
             return [Memory(sink, near, slots, bias, moments, queries)]
-        sizes = _sizes(budgets, self.slots.shape[-2])
-        slots, bias = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
+        sizes = slots_of(budgets, self.slots.shape[-2])
+        slots, bias = self.slots.split(list(sizes), 1), self.bias.split(list(sizes), 1)
         parts = []
         for _, heads in groups:
             sink, near, moments, queries = (x[:, heads] for x in shared)
@@ -129,7 +131,8 @@ class NearFarState(State):
         return NearFarState(kernel, slots=slots, bias=bias, tokens=tokens, merged=merged, **joined)
 
 
-def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def slots_of(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
     """How many slots each head has: all grow alike, up to their budgets, and `total` together."""
     low, high = 0, max(budgets, default=0)
     while low < high:
@@ -138,4 +141,4 @@ def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
             low = middle + 1
         else:
             high = middle
-    return [min(m, low) for m in budgets]
+    return tuple(min(m, low) for m in budgets)

@@ -42,9 +42,10 @@ def describe() -> str:
 
 
 if available():
+    from . import nearfar
     from .primitives import absorb, causal, read
     from .step import step
 
-    __all__ = ["absorb", "available", "causal", "describe", "read", "refusal", "step"]
+    __all__ = ["absorb", "available", "causal", "describe", "nearfar", "read", "refusal", "step"]
 else:
     __all__ = ["available", "describe", "refusal"]
