@@ -103,7 +103,8 @@ struct Walk {
     const float* moments = c.moments + head * (D + 1) * (D + 1);
     for (int64_t i = 0; i <= D; ++i) copy_row(statistics.moments + i * statistics.ld, moments + i * (D + 1), D + 1);
     const float* queries = c.queries + head * groups * samples * (D + 1);
-    const int64_t early = (seen % c.block + c.stride - 1) / c.stride;  // samples of this block that were taken before
+    // Samples of this block that were taken before.
+    const int64_t early = seen == end ? samples : (seen % c.block + c.stride - 1) / c.stride;
     for (int64_t g = 0; g < groups; ++g) {
       for (int64_t i = 0; i < early; ++i) {
         copy_row(statistics.samples + (g * samples + i) * statistics.ld, queries + (g * samples + i) * (D + 1), D + 1);

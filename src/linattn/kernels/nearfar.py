@@ -59,7 +59,7 @@ class NearFar(Kernel):
     def groups(self, heads: int) -> list[tuple[int, list[int]]]:
         """(slots, the kv heads that have so many), so that the work follows the sum of budgets."""
         budgets = self.budgets(heads)
-        return [(size, [h for h in range(heads) if budgets[h] == size]) for size in sorted(set(budgets))]
+        return [(size, [h for h in range(heads) if budgets[h] == size]) for size in sorted(set(budgets))] or [(0, [])]
 
     def with_slots(self, slots: int | Sequence[int] | Tensor) -> "NearFar":
         """The same kernel with other budgets."""

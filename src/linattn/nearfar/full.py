@@ -15,6 +15,7 @@ from . import slots
 from .step import HIDDEN
 
 STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
+TABLE = 2**23  # numbers in the costs of all pairs that are looked at together
 SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
 
 
@@ -60,7 +61,10 @@ def _halve(
     far = pad(far, (0, 0, 0, k * piece - n)).reshape(B, H * k, piece, E)
     bias = pad(bias, (0, k * piece - n), value=-torch.inf).reshape(B, H * k, piece)
     anchor, metric = anchor.repeat_interleave(k, 1), metric.repeat_interleave(k, 1)
-    far, bias, moved = merge(far, bias, piece // 2, anchor, metric, alpha)
+    some = max(1, TABLE // (B * piece * piece))
+    parts = zip(*(x.split(some, 1) for x in (far, bias, anchor, metric)))
+    merged = [merge(f, b, piece // 2, a, m, alpha) for f, b, a, m in parts]
+    far, bias, moved = (torch.cat(x, 1) for x in zip(*merged))
     moved = moved.reshape(B, H, k, piece) + torch.arange(k, device=far.device)[:, None] * (piece // 2)
     return far.reshape(B, H, -1, E), bias.reshape(B, H, -1), moved.reshape(B, H, -1)[..., :n]
 

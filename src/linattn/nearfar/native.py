@@ -48,7 +48,7 @@ def walk(
     B, H, L, D = key.shape
     seen, merged = state.tokens.tolist(), state.merged.tolist()
     counts = [L] * B if mask is None else mask.sum(-1).tolist()
-    if max(counts, default=0) == 0 or H == 0:
+    if max(counts, default=0) == 0:
         heads = 0 if query is None else query.shape[1]
         return torch.zeros(B, heads, L, value.shape[-1]) if attend else None, state
     budgets = kernel.budgets(H)
@@ -119,9 +119,10 @@ def absorb(
     key_mask: Tensor | None,
 ) -> NearFarState:
     """Takes keys in for queries that are not at their places; those only say what the keys will be asked for."""
-    B, _, _, D = query.shape
+    B, heads, L, D = query.shape
+    H = key.shape[1]
     x = query.detach().float() * kernel.logit_scale(D, scale) ** 0.5
-    x = torch.nn.functional.pad(x.reshape(B, key.shape[1], -1, D), (0, 1), value=1.0)
+    x = torch.nn.functional.pad(x.reshape(B, H, heads // max(1, H) * L, D), (0, 1), value=1.0)
     state = replace(state, moments=state.moments + x.mT @ x)
     return walk(kernel, scale, None, key, value, key_mask, state, False)[1]
 
