@@ -67,8 +67,8 @@ void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const 
 }
 
 // end(i, j) <- sum over operands of A B, for m rows and n columns; n is a multiple of VL.
-// With `lower`, tiles right of the diagonal, which starts `right` columns from the left, are skipped: `end` must not need
-// them.
+// With `lower`, tiles right of the diagonal, which starts `right` columns from the left, are skipped: `end` must not
+// need them.
 template <class End>
 void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, bool lower = false, int64_t right = 0) {
   const int64_t steps = (m + MR - 1) / MR;

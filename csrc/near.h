@@ -51,7 +51,9 @@ struct History {
     const int64_t gone = first - base;
     memmove(key, key_at(first), size_t(kept * wide(dim)) * 4);
     memmove(value, value_at(first), size_t(kept * wide(value_dim)) * 4);
-    for (int64_t d = 0; d < round_up(dim, VL); ++d) memmove(turned + d * ld(), turned + d * ld() + gone, size_t(kept) * 4);
+    for (int64_t d = 0; d < round_up(dim, VL); ++d) {
+      memmove(turned + d * ld(), turned + d * ld() + gone, size_t(kept) * 4);
+    }
     base = first;
   }
 };

@@ -89,7 +89,8 @@ int32_t step(const NearFarCall& c, int64_t head) {
   float* entry = near + (c.held_new - 1) * E;
   const int64_t statistics = c.moments_new ? Statistics::floats(D, groups * (c.block / c.stride)) : 0;
   float* space = scratch(3 * wide(D) + wide(M) + columns + 2 * VL + statistics + 128);
-  float *x = take(space, wide(D)), *token = take(space, imax(wide(D), wide(M))), *weights = take(space, columns + 2 * VL);
+  float *x = take(space, wide(D)), *token = take(space, imax(wide(D), wide(M)));
+  float* weights = take(space, columns + 2 * VL);
   widen_row(c.dtype, c.key, b * c.key_stride[0] + kv * c.key_stride[1], D, c.root, token);
   copy_row(entry, token, D);
   widen_row(c.dtype, c.value, b * c.value_stride[0] + kv * c.value_stride[1], M, 1, token);

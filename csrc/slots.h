@@ -155,7 +155,9 @@ void rank_slots(const Metric& m, const Slots& from, const MergeSpace& s) {
   sort_keys(s.keys, s.spare, n);
 }
 
-INLINE int64_t slot_at(const MergeSpace& s, int64_t n, int64_t rank) { return int64_t(s.keys[n - 1 - rank] & 0xffffffff); }
+INLINE int64_t slot_at(const MergeSpace& s, int64_t n, int64_t rank) {
+  return int64_t(s.keys[n - 1 - rank] & 0xffffffff);
+}
 
 // Which of the `candidates` least important slots go, `gone` of them, and into which: s.root[rank], where rank 0 is the
 // most important slot, is the rank of the slot it ends up in.
@@ -176,7 +178,8 @@ void plan_merge(const Metric& m, int64_t n, int64_t candidates, int64_t gone, co
   }
   transpose(s.sorted, ld, n, m.dim, s.turned, turned);
   const Operand o{s.chosen, ld, 1, s.turned, turned, m.dim};
-  product(candidates, round_up(n, VL), &o, 1, Cheapest{s.sorted_spread, s.inverse, s.partial, s.index, offset}, true, offset);
+  const Cheapest cheapest{s.sorted_spread, s.inverse, s.partial, s.index, offset};
+  product(candidates, round_up(n, VL), &o, 1, cheapest, true, offset);
   uint64_t* costs = s.spare;  // the order of slots stays in s.keys
   float *cost = s.top, *into = s.share;
   least(s.partial, s.index, candidates, cost, into);
@@ -202,7 +205,8 @@ INLINE void scale_row(float* row, float factor, int64_t n) {
 
 // Pools what goes into what stays, in the order of rising importance. Leaves in s.place where each slot went.
 void pool_slots(const Metric& m, const Slots& from, const MergeSpace& s, Slots& to) {
-  const int64_t n = from.n, ld = wide(m.dim), lv = wide(m.value_dim), keys = round_up(m.dim, VL), values = round_up(m.value_dim, VL);
+  const int64_t n = from.n, ld = wide(m.dim), lv = wide(m.value_dim);
+  const int64_t keys = round_up(m.dim, VL), values = round_up(m.value_dim, VL);
   float* taken = s.inverse;  // free again: whether a slot takes others in
   float* own = s.spread;     // likewise: the weight of what stays
   int64_t count = 0;

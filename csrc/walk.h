@@ -1,5 +1,5 @@
-// Near/far attention over new tokens of one kv head, block by block at absolute positions. nearfar/causal.py has the same
-// in torch.
+// Near/far attention over new tokens of one kv head, block by block at absolute positions. nearfar/causal.py has the
+// same in torch.
 #pragma once
 #include "near.h"
 
@@ -216,12 +216,15 @@ struct Walk {
     float* moments = c.moments_new + head * (D + 1) * (D + 1);
     for (int64_t i = 0; i <= D; ++i) copy_row(moments + i * (D + 1), statistics.moments + i * statistics.ld, D + 1);
     float* queries = c.queries_new + head * groups * samples * (D + 1);
-    for (int64_t i = 0; i < groups * samples; ++i) copy_row(queries + i * (D + 1), statistics.samples + i * statistics.ld, D + 1);
+    for (int64_t i = 0; i < statistics.rows; ++i) {
+      copy_row(queries + i * (D + 1), statistics.samples + i * statistics.ld, D + 1);
+    }
   }
 };
 
 int32_t walk(const NearFarCall& c, int64_t head) {
-  const int64_t D = c.dim, M = c.value_dim, b = head / c.kv_heads, kv = head % c.kv_heads, groups = c.heads / c.kv_heads;
+  const int64_t D = c.dim, M = c.value_dim, b = head / c.kv_heads, kv = head % c.kv_heads;
+  const int64_t groups = c.heads / c.kv_heads;
   const int64_t size = c.budgets[kv], all = c.sinks + size + c.block, samples = (c.block + c.stride - 1) / c.stride;
   const int64_t seen = c.seen[b], end = seen + c.counts[b], start = seen - seen % c.block;
   const int64_t blocks = imin(SPAN, imax(1, (end - start + c.block - 1) / c.block));

@@ -16,6 +16,7 @@ from ..kernels.nearfar import NearFar
 from ..sums import finite
 from .state import Memory, NearFarState, slots_of
 
+
 def refusal(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: Any) -> str | None:
     """Why the native engine cannot serve this call of near/far attention, or None."""
     if torch.compiler.is_compiling():

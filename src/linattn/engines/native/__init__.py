@@ -38,7 +38,10 @@ def refusal(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> str | 
 def describe() -> str:
     if library.why_not is not None:
         return f"not available: {library.why_not}"
-    return f"available: {library.isa}, {library.threads} threads; float32, float16, bfloat16 on CPUs"
+    return (
+        f"available: {library.isa}, {library.threads} threads; float32, float16, bfloat16 on CPUs; "
+        "near/far attention without gradients or recall"
+    )
 
 
 if available():
