@@ -5,6 +5,10 @@
 #include <memory>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "dispatch.h"
 
 namespace {
@@ -101,8 +105,19 @@ int32_t absorb(const Call& c) {
   return flags;
 }
 
+// Memory that was never touched costs a fault for every page of it: of a long output, fewer and larger ones.
+void use_large_pages(float* at, int64_t floats) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t LARGE = 2 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(at) + LARGE - 1) / LARGE * LARGE;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(at + floats) / LARGE * LARGE;
+  if (end >= begin + 4 * LARGE) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 int32_t read(const Call& c) {
   const Pieces& p = pieces();
+  use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
   const int64_t parts = stretches(heads, rows, c.threads, unit);
   Space space(c, heads);
@@ -155,6 +170,7 @@ int32_t causal(const Call& c) {
   const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks) return step(c);
+  use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
   std::vector<int64_t> small(size_t(heads * parts)), seen(size_t(heads * parts));

@@ -204,8 +204,7 @@ def test_a_packed_state_that_is_changed_stays_changed():
     state.S = torch.zeros_like(state.S)
     state.Z.zero_()
     assert int(one_step(state, kernel)[1].tokens.max()) == 3
-    q, k, v = (tokens(1, 2, 1, DIM, seed=9 + s) for s in range(3))
-    close(one_step(state, kernel)[0], v)  # nothing was left of the tokens before
+    close(one_step(state, kernel)[0], tokens(1, 2, 1, DIM, seed=11))  # nothing was left of the tokens before
 
 
 def test_a_packed_state_follows_the_weights_of_its_kernel():

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     scale: float | None
     shapes: tuple[object, ...]
     call: int = 0  # the address of the Call that `keep` holds; 0 where such calls must go the long way
-    keep: object = None
+    keep: Any = None
     signature: str = ""
     sizes: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the state: B, kv heads, features, value dim
     out_shape: tuple[int, ...] = ()
@@ -41,16 +41,20 @@ def step(
         return None
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, enable_gqa
     pack = state.__dict__.get("_pack")
-    plan = None if pack is None else pack.about
-    if plan is not None and plan.kernel() is kernel and plan.stamp == stamp(kernel) and plan.scale == scale and plan.shapes == shapes:
-        apart, old = None, pack.buffer.data_ptr()
+    if pack is not None and _fits(pack.about, kernel, scale, shapes):
+        plan, apart, old = pack.about, None, pack.buffer.data_ptr()
     else:
         fmap = native_map(kernel, scale, query.shape[-1])
         plan = fmap.steps.get(shapes)
         if plan is None:
             plan = fmap.steps[shapes] = _plan(fmap, shapes, query, key, value, kernel, scale, enable_gqa)
         tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
-        if not plan.call or state.kernel != plan.signature or state.S.shape != plan.sizes or not _plain(tensors, graded):
+        if (
+            not plan.call
+            or state.kernel != plan.signature
+            or state.S.shape != plan.sizes
+            or not _plain(tensors, graded)
+        ):
             return None
         apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
@@ -63,6 +67,11 @@ def step(
         finite.refuse(torch.float32, query=query, key=key, value=value)
     new = Sums.packed(plan.signature, Pack(fresh, plan.sizes, plan))
     return out if query.dtype is torch.float32 else out.to(query.dtype), new
+
+
+def _fits(plan: Plan, kernel: Kernel, scale: float | None, shapes: tuple[object, ...]) -> bool:
+    same = plan.kernel() is kernel and plan.stamp == stamp(kernel)
+    return same and plan.scale == scale and plan.shapes == shapes
 
 
 def _plain(tensors: tuple[Tensor, ...], graded: bool) -> bool:
