@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import clocks
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+import clocks
 import linattn
 from linattn.engines import describe
 from linattn.measure.machine import machine
