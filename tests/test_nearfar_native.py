@@ -297,7 +297,8 @@ def test_any_split_of_anything(window, slots, sinks, block, groups, dim, lengths
         if mask is not None:  # a hidden token's row is 0 or what the others show it, as the calls may be
             pieces, whole = (x.masked_fill(~mask[:, None, :, None], 0) for x in (pieces, whole))
         close(pieces, whole)
-        same_state(state, last)
+        if mask is None:  # rows at different positions may hold differently many empty slots
+            same_state(state, last)
         if mask is None and window >= N:  # everything is near
             close(whole, attention(q.double(), k.double(), v.double(), kernel="exact", **CAUSAL))
     finally:
