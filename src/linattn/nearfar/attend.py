@@ -1,4 +1,4 @@
-"""One call of near/far attention: which form serves it, for each group of kv heads with equally many slots."""
+"""One call of near/far attention: which form serves it, for each group of kv heads that are treated alike."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,7 @@ from torch import Tensor
 from ..kernels.base import compute_dtype
 from ..kernels.nearfar import NearFar
 from .part import Part
+from .recall import Kept
 from .state import Memory, NearFarState
 
 
@@ -36,10 +37,13 @@ def attend(
     entries = torch.cat([key.to(dtype) * root, value.to(dtype)], -1)
     if key_mask is not None:
         entries = entries.masked_fill(~key_mask[:, None, :, None], 0)
-    groups = kernel.groups(H)
+    groups, recall = kernel.groups(H), kernel.recalls(H)
     samples = kernel.block // kernel.stride
     if state is None:
         memories = [Memory.empty(x, len(hs), G, D, M, kernel.sinks, samples) for _, hs in groups]
+        for memory, (_, members) in zip(memories, groups):
+            if blocks := recall[members[0]]:
+                memory.kept = Kept.empty(x, len(members), D, M, blocks, kernel.recall_unit, kernel.recall_half)
         tokens, merged = [0] * B, [0] * B
     else:
         held = (state.queries.shape[2], state.queries.shape[-1] - 1)
@@ -47,7 +51,7 @@ def attend(
             raise ValueError(
                 f"this state was made with {held[0]} query heads per kv head of dim {held[1]}; the call has {G} of dim {D}."
             )
-        memories = state.split(kernel.budgets(H), groups)
+        memories = state.split(kernel.budgets(H), groups, recall, kernel.recall_unit)
         tokens, merged = state.tokens.tolist(), state.merged.tolist()
     outs, parts = [], []
     for memory, (size, members) in zip(memories, groups):
