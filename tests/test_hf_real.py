@@ -105,7 +105,7 @@ def test_the_commands(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "near/far" in out
     assert "window alone" in out
-    assert '"needle_hits"' in report.read_text()
+    assert '"needle_first"' in report.read_text()
     assert "near/far" in page.read_text()
     assert main(["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "300", "--tokens", "5"]) == 0
     shown = capsys.readouterr()

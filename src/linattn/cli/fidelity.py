@@ -3,6 +3,7 @@
 import argparse
 import functools
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
     )
+    parser.add_argument(
+        "--recall", type=int, default=0, metavar="K", help="also show near/far that recalls K blocks of 8 far tokens"
+    )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
     parser.add_argument(
         "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 4096)"
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", nargs="*", default=["elu", "positive"], metavar="NAME", help="linear kernels to show too"
     )
-    parser.add_argument("--needle", action="store_true", help="also hide a fact in each text and ask for it at the end")
+    parser.add_argument("--needle", action="store_true", help="also hide facts in each text and ask for them at the end")
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help="write a page")
 
@@ -61,23 +65,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Every text with every kind of attention, as plain figures."""
     from ..hf import fidelity, weights
     from ..hf.calibrate import Calibration, calibrate
+    from ..hf.needle import find_needles
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
     model, tokenizer = weights.load(args.model)
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
-    kernel, budgets, mean = NearFar(args.window, args.slots), None, float(args.slots)
-    if args.calibrate or args.calibration:
-        if args.calibrate:
-            ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
-            found = calibrate(model, ids, args.slots, kernel=kernel, save=args.save)
-        else:
-            found = Calibration.load(args.calibration)
-        kernel, budgets, mean = found.near_far(), found.budgets, found.mean_slots
-    choices: dict[str, fidelity.Choice] = {"exact": None, "near/far": (kernel, budgets)}
-    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
-    choices |= {name: (name, None) for name in args.kernels}
+    kernel, found = NearFar(args.window, args.slots, recall_half=True), None
+    if args.calibrate:
+        ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
+        options: Any = {"kernel": kernel, "recall": args.recall, "length": args.length, "save": args.save}
+        found = calibrate(model, ids, args.slots, **options)
+    elif args.calibration:
+        found = Calibration.load(args.calibration)
+    choices = _choices(kernel, found, args)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}
     rows = []
@@ -97,15 +99,36 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
             row["state_bytes"] = reading.state_bytes
         if args.needle and not encoder:
-            encode = functools.partial(weights.plain_ids, tokenizer)
-            hits, likelihood = fidelity.needle(model, encode, texts[text], choices[name], length=reading.tokens)
-            row |= {"needle_hits": hits, "needle_log_likelihood": likelihood}
+            encode, turn = functools.partial(weights.plain_ids, tokenizer), list(texts).index(text)
+            needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
+            row |= {f"needle_{figure}": x for figure, x in asdict(needles).items()}
         rows.append(row)
-    layers = fidelity.layer_errors(model, next(iter(texts.values())), kernel, budgets)
+    layers = fidelity.layer_errors(model, next(iter(texts.values())), choices["near/far"][0])  # type: ignore[index,arg-type]
+    if found is not None:
+        kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
-    slots = f"{mean:.0f} slots" + (" on average, by head" if budgets else "")
+    slots = f"{args.slots} slots" if found is None else f"{found.mean_slots:.0f} slots on average, by head"
     setting = {"model": args.model, "length": args.length, "kernel": f"{slots}, {shape}", "encoder": encoder}
     return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
+
+
+def _choices(kernel: Any, found: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Name -> what `fidelity.read_language` takes: the attentions that are compared."""
+    from ..nearfar import NearFar
+
+    choices: dict[str, Any] = {"exact": None}
+    mean = float(args.slots)
+    if found is None:
+        choices["near/far"] = (kernel, None)
+        if args.recall:
+            choices["with recall"] = (kernel.with_slots(args.slots, args.recall), None)
+    else:
+        mean, kernel = found.mean_slots, found.near_far()
+        choices["near/far"] = (found.with_mean(round(mean), recall=False).kernels(), None)
+        if any(any(row) for row in found.recall.values()):
+            choices["with recall"] = (found.kernels(), None)
+    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
+    return choices | {name: (name, None) for name in args.kernels}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -127,14 +150,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['state_bytes'] / 2**20:.2f}",
         f"{row['ms_per_token']:.2f}",
     ]
-    return [*cells, f"{row['needle_hits']:.2f}"] if "needle_hits" in row else cells
+    if "needle_first" not in row:
+        return cells
+    return [*cells, f"{row['needle_first']:.2f}", f"{row['needle_rank']:.1f}", f"{row['needle_log_likelihood']:.2f}"]
 
 
 def _header(rows: list[dict[str, Any]]) -> list[str]:
     if "cosine" in rows[0]:
         return ["text", "attention", "tokens", "cosine", "ms/token"]
     header = ["text", "attention", "tokens", "perplexity", "/ exact", "state MiB", "ms/token"]
-    return [*header, "needle"] if "needle_hits" in rows[0] else header
+    return [*header, "found", "rank", "log p"] if "needle_first" in rows[0] else header
 
 
 def as_text(result: dict[str, Any]) -> str:
