@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", nargs="*", default=["elu", "positive"], metavar="NAME", help="linear kernels to show too"
     )
-    parser.add_argument("--needle", action="store_true", help="also hide facts in each text and ask for them at the end")
+    parser.add_argument(
+        "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help="write a page")
 
@@ -103,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
             row |= {f"needle_{figure}": x for figure, x in asdict(needles).items()}
         rows.append(row)
-    layers = fidelity.layer_errors(model, next(iter(texts.values())), choices["near/far"][0])  # type: ignore[index,arg-type]
+    layers = fidelity.layer_errors(model, next(iter(texts.values())), choices["near/far"][0])
     if found is not None:
         kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))

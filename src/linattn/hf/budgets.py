@@ -116,9 +116,9 @@ class Calibration:
 
 
 def hand_out(errors: Tensor, prices: Sequence[int], mean: int) -> list[list[int]]:
-    """The option of each layer and kv head: the step that removes most error for its price goes first, until the mean is reached.
+    """The option of each layer and kv head, by greed: the step that removes most error for its price goes first.
 
-    errors: (layers, kv heads, options); prices of the options, rising.
+    errors: (layers, kv heads, options); prices of the options, rising; mean: the price that a head may cost on average.
     """
     layers, heads, _ = errors.shape
     best = errors.cummin(-1).values.tolist()  # a dearer option never counts as worse

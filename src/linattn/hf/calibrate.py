@@ -58,7 +58,9 @@ def calibrate(
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
     if recall:
         kept = price_of_recall(near_far, length or ids.shape[1], head_dim(modules[0]))
-        options = sorted([*options, *(Option(m, recall, m + kept) for m in BESIDE_RECALL)], key=lambda option: option.price)
+        options = sorted(
+            [*options, *(Option(m, recall, m + kept) for m in BESIDE_RECALL)], key=lambda option: option.price
+        )
     kernels = [near_far.with_slots(option.slots, option.recall) for option in options]
     errors = torch.stack(measure_layers(model, ids, lambda _: kernels, progress))
     shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_half")}

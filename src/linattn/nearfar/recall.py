@@ -73,7 +73,7 @@ class Trail:
     def enter(self, i: int, first: int, moved: tuple[Tensor, Tensor] | None) -> None:
         """Block i is merged: its tokens came as slots from `first` on, and all slots `moved` (see `follow`)."""
         kept, end = self.kept, self.ends[i]
-        B, H, have = kept.share.shape
+        H, have = kept.share.shape[1:]
         spare, fresh = end - have, self.fresh[:, i]
         index = self.cell[:, i].masked_fill(~fresh, end)  # the others go into a cell that is cut off again
         index = index.unsqueeze(1).expand(-1, H, -1)
@@ -114,8 +114,8 @@ def correct(out: Tensor, level: Tensor, query: Tensor, slots: Tensor, bias: Tens
     B, H, G, L, D = query.shape
     level = level.reshape(B, H, G, L)
     if L > PIECE:
-        pieces = zip(*(x.split(PIECE, 3) for x in (out, level, query)))
-        return torch.cat([correct(*piece, slots, bias, kept) for piece in pieces], 3)
+        pieces = zip(out.split(PIECE, 3), level.split(PIECE, 3), query.split(PIECE, 3))
+        return torch.cat([correct(o, z, x, slots, bias, kept) for o, z, x in pieces], 3)
     if kept.bounds.shape[2] == 0 or L == 0:
         return out
     unit = kept.unit
@@ -146,7 +146,7 @@ def correct(out: Tensor, level: Tensor, query: Tensor, slots: Tensor, bias: Tens
 def _choose(query: Tensor, level: Tensor, kept: Kept) -> Tensor:
     """(B, H, L, n): which blocks each token recalls, by the head of its group that would gain most."""
     alive = (kept.share > -torch.inf).unflatten(2, (-1, kept.unit)).any(-1).unsqueeze(2)  # (B, H, 1, n)
-    B, H, G, L, D = query.shape
+    G, L, D = query.shape[2:]
     n = alive.shape[-1]
     if kept.blocks >= n:
         return alive.expand(-1, -1, L, -1)
