@@ -109,6 +109,15 @@ def test_memory_grows_for_the_heads_with_recall_alone():
     assert grown[(1, 1), True] == 2 * 400 * (token - 2 * (14 + 2))
 
 
+def test_the_formula_counts_what_is_kept():
+    for half in (False, True):
+        kernel = NearFar(64, 32, recall=[0, 4], recall_half=half)
+        state = attention(*tensors(1000, batch=1), kernel=kernel, return_state=True, **CAUSAL)[1]
+        counted = linattn.measure.cost(kernel, 1000, 8, 6, is_causal=True)
+        assert counted.state_bytes * 2 == pytest.approx(state.nbytes, rel=0.1)
+        assert counted.flops > linattn.measure.cost(NearFar(64, 32), 1000, 8, 6, is_causal=True).flops
+
+
 def test_half_precision_costs_little():
     q, k, v = copying()
     truth = exact(q, k, v, is_causal=True)

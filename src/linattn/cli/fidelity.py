@@ -77,8 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     kernel, found = NearFar(args.window, args.slots, recall_half=True), None
     if args.calibrate:
         ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
-        options: Any = {"kernel": kernel, "recall": args.recall, "length": args.length, "save": args.save}
-        found = calibrate(model, ids, args.slots, **options)
+        found = calibrate(model, ids, args.slots, kernel=kernel, recall=args.recall, save=args.save)
     elif args.calibration:
         found = Calibration.load(args.calibration)
     choices = _choices(kernel, found, args)
