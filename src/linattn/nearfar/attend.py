@@ -42,7 +42,7 @@ def attend(
     if state is None:
         memories = [Memory.empty(x, len(hs), G, D, M, kernel.sinks, samples) for _, hs in groups]
         for memory, (_, members) in zip(memories, groups):
-            if blocks := recall[members[0]]:
+            if blocks := max((recall[h] for h in members[:1]), default=0):
                 memory.kept = Kept.empty(x, len(members), D, M, blocks, kernel.recall_unit, kernel.recall_half)
         tokens, merged = [0] * B, [0] * B
     else:

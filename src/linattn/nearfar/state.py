@@ -1,7 +1,7 @@
 """What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class NearFarState(State):
         return replace(self, near=self.near[..., :keep, :], tokens=new)
 
     def split(
-        self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]], recall: tuple[int, ...], unit: int
+        self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]], recall: tuple[int, ...] = (), unit: int = 1
     ) -> list[Memory]:
         """The memories of groups of kv heads that are treated alike; needs one batch dimension.
 
@@ -127,11 +127,14 @@ class NearFarState(State):
         return parts
 
     def _kept_of(self, heads: list[int], recall: tuple[int, ...], unit: int) -> Kept | None:
-        if self.kept is None or self.bounds is None or self.place is None or self.share is None or not recall[heads[0]]:
-            return None
         recalling = [h for h, k in enumerate(recall) if k > 0]
-        index = [recalling.index(h) for h in heads]
-        entries, bounds, place, share = (x[:, index] for x in (self.kept, self.bounds, self.place, self.share))
+        found = [x for x in (self.kept, self.bounds, self.place, self.share) if x is not None]
+        if not found or not heads or heads[0] not in recalling:
+            return None
+        index: Any = [recalling.index(h) for h in heads]
+        if index == list(range(index[0], index[0] + len(index))):  # views: these are as long as the sequence
+            index = slice(index[0], index[0] + len(index))
+        entries, bounds, place, share = (x[:, index] for x in found)
         return Kept(entries, bounds, place, share, recall[heads[0]], unit)
 
     @staticmethod
@@ -161,7 +164,8 @@ class NearFarState(State):
 def _kept(found: list[Kept]) -> dict[str, Tensor]:
     """What heads with recall keep, as fields of a state."""
     names = {"kept": "entries", "bounds": "bounds", "place": "place", "share": "share"}
-    return {name: torch.cat([getattr(kept, of) for kept in found], 1) for name, of in names.items()} if found else {}
+    parts = {name: [getattr(kept, of) for kept in found] for name, of in names.items()} if found else {}
+    return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in parts.items()}
 
 
 def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
