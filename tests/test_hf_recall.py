@@ -54,7 +54,7 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path):
     model.config.name_or_path = model.name_or_path = str(tmp_path)
     attach(model)
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
-    assert [k.recall for k in attached] == [tuple(row) for row in found.recall.values()]
+    assert [k.recalls(2) for k in attached] == [tuple(row) for row in found.recall.values()]
     assert [k.slots for k in attached] == [tuple(row) for row in found.budgets.values()]
     assert all(k.recall_half and k.window == 16 for k in attached)
     detach(model)

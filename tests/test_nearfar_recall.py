@@ -212,6 +212,11 @@ def test_huge_norms_stay_finite():
     assert attention(30 * q, 30 * k, v, kernel=recalling(2), **CAUSAL).isfinite().all()
 
 
+def test_no_head_that_recalls_is_no_recall():
+    assert NearFar(recall=[0, 0]).recall == 0
+    assert NearFar(recall=[0, 0]).signature() == NearFar().signature()
+
+
 def test_bad_arguments_say_what_is_wrong():
     q, k, v = tensors(100)
     with pytest.raises(ValueError, match="recall must be at least 0"):

@@ -53,7 +53,8 @@ class NearFar(Kernel):
             raise ValueError(f"NearFar: alpha must not be negative, got {alpha}.")
         self.window, self.sinks, self.block, self.alpha = int(window), int(sinks), int(block), float(alpha)
         self.slots: int | tuple[int, ...] = _read_numbers("slots", slots)
-        self.recall: int | tuple[int, ...] = _read_numbers("recall", recall)
+        blocks = _read_numbers("recall", recall)
+        self.recall: int | tuple[int, ...] = blocks if isinstance(blocks, int) or any(blocks) else 0
         self.recall_half = bool(recall_half)
 
     def budgets(self, heads: int) -> tuple[int, ...]:
@@ -67,7 +68,7 @@ class NearFar(Kernel):
     def groups(self, heads: int) -> list[tuple[int, list[int]]]:
         """(slots, the kv heads that have so many and recall alike), so that the work follows the sum of budgets."""
         kinds = list(zip(self.budgets(heads), self.recalls(heads)))
-        return [(kind[0], [h for h in range(heads) if kinds[h] == kind]) for kind in sorted(set(kinds))]
+        return [(kind[0], [h for h in range(heads) if kinds[h] == kind]) for kind in sorted(set(kinds))] or [(0, [])]
 
     def with_slots(
         self, slots: int | Sequence[int] | Tensor, recall: int | Sequence[int] | Tensor | None = None
