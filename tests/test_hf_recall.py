@@ -41,8 +41,8 @@ def test_a_cache_with_recall_is_saved_forked_and_cropped(tmp_path):
 def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path):
     model, ids = build("llama"), tokens(1, 300)
     kernel = NearFar(**KERNEL, recall_half=True)
-    found = calibrate(model, ids, 100, kernel=kernel, recall=100, length=64, save=tmp_path, progress=False)
     kept = price_of_recall(kernel, 64, 8)
+    found = calibrate(model, ids, 100, kernel=kernel, recall=100, recall_price=kept, save=tmp_path, progress=False)
     assert {(o.slots, o.price) for o in found.options if o.recall} == {(m, m + kept) for m in (0, 32, 96, 256)}
     assert [o.price for o in found.options] == sorted(o.price for o in found.options)
     exact = [found.errors[..., i] for i, o in enumerate(found.options) if o.recall]
@@ -51,6 +51,10 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path):
     assert found.mean_slots <= 100
     plain = found.with_mean(100, recall=False)
     assert not any(any(row) for row in plain.recall.values())
+    by_memory = calibrate(model, ids, 100, kernel=kernel, recall=100, progress=False)
+    again = found.with_mean(100, recall_price=price_of_recall(kernel, 300, 8))
+    assert again.options == by_memory.options
+    assert again.chosen == by_memory.chosen
     model.config.name_or_path = model.name_or_path = str(tmp_path)
     attach(model)
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]

@@ -69,6 +69,14 @@ def test_rows_of_a_batch_go_on_from_their_own_positions():
             torch.testing.assert_close(out[row : row + 1, :, mask[row]], alone[row], atol=1e-5, rtol=0)
 
 
+def test_packed_sequences_are_separate_sequences():
+    q, k, v = tensors(300, batch=1)
+    packed = attention(q, k, v, kernel=recalling(2), cu_seqlens=[0, 180, 190, 300], **CAUSAL)
+    for a, b in ((0, 180), (180, 190), (190, 300)):
+        alone = attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel=recalling(2), **CAUSAL)
+        torch.testing.assert_close(packed[:, :, a:b], alone, atol=1e-5, rtol=0)
+
+
 def test_no_output_depends_on_a_later_token():
     q, k, v = tensors()
     before = attention(q, k, v, kernel=recalling(2), **CAUSAL)

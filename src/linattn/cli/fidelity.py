@@ -14,6 +14,7 @@ from .progress import progress
 EXAMPLES = """examples:
   linattn fidelity --model smollm2 --text README.md --length 2048
   linattn fidelity --model smollm2 --calibrate novel.txt --save model-folder --text manual.txt code.py
+  linattn fidelity --model smollm2 --calibrate novel.txt --slots 192 --recall 32 --needle --text manual.txt code.py
   linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
 """
 
@@ -26,10 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=2048, help="tokens of each text (default 2048)")
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument(
-        "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
+        "--slots",
+        type=int,
+        help="of every head, or the mean over heads (default 128, or what a calibration was saved with)",
     )
     parser.add_argument(
         "--recall", type=int, default=0, metavar="K", help="also show near/far that recalls K blocks of 8 far tokens"
+    )
+    parser.add_argument(
+        "--recall-price", type=int, metavar="N", help="count a recalling head as N slots more (default: by its memory)"
     )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
     parser.add_argument(
@@ -74,13 +80,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = weights.load(args.model)
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
-    kernel, found = NearFar(args.window, args.slots, recall_half=True), None
+    slots = 128 if args.slots is None else args.slots
+    kernel, found = NearFar(args.window, slots, recall_half=True), None
     if args.calibrate:
         ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
-        found = calibrate(model, ids, args.slots, kernel=kernel, recall=args.recall, save=args.save)
+        price = {"recall": args.recall, "recall_price": args.recall_price}
+        found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
     elif args.calibration:
         found = Calibration.load(args.calibration)
-    choices = _choices(kernel, found, args)
+        if args.slots is not None or args.recall_price is not None:
+            mean = round(found.mean_slots) if args.slots is None else slots
+            found = found.with_mean(mean, recall_price=args.recall_price)
+    choices = _choices(kernel, found, slots, args)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}
     rows = []
@@ -108,21 +119,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if found is not None:
         kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
-    slots = f"{args.slots} slots" if found is None else f"{found.mean_slots:.0f} slots on average, by head"
-    setting = {"model": args.model, "length": args.length, "kernel": f"{slots}, {shape}", "encoder": encoder}
+    given = f"{slots} slots" if found is None else f"{found.mean_slots:.0f} slots on average, by head"
+    setting = {"model": args.model, "length": args.length, "kernel": f"{given}, {shape}", "encoder": encoder}
     return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
 
 
-def _choices(kernel: Any, found: Any, args: argparse.Namespace) -> dict[str, Any]:
+def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> dict[str, Any]:
     """Name -> what `fidelity.read_language` takes: the attentions that are compared."""
     from ..nearfar import NearFar
 
     choices: dict[str, Any] = {"exact": None}
-    mean = float(args.slots)
+    mean = float(slots)
     if found is None:
         choices["near/far"] = (kernel, None)
         if args.recall:
-            choices["with recall"] = (kernel.with_slots(args.slots, args.recall), None)
+            choices["with recall"] = (kernel.with_slots(slots, args.recall), None)
     else:
         mean, kernel = found.mean_slots, found.near_far()
         choices["near/far"] = (found.with_mean(round(mean), recall=False).kernels(), None)

@@ -67,12 +67,16 @@ class Calibration:
         plain, budgets, recall = self.near_far(), self.budgets, self.recall
         return {layer: plain.with_slots(budgets[layer], recall[layer]) for layer in self.chosen}
 
-    def with_mean(self, mean_slots: int, *, recall: bool = True) -> "Calibration":
-        """Handed out again by the same errors, to another mean or without recall."""
-        allowed = [i for i, option in enumerate(self.options) if recall or not option.recall]
-        prices = [self.options[i].price for i in allowed]
-        rows = hand_out(self.errors[..., allowed], prices, mean_slots)
-        return replace(self, chosen={layer: [allowed[i] for i in row] for layer, row in zip(self.chosen, rows)})
+    def with_mean(self, mean_slots: int, *, recall: bool = True, recall_price: int | None = None) -> "Calibration":
+        """Handed out again by the same errors: to another mean, without recall, or with recall at another price in slots."""
+        options = [option for option in self.options if recall or not option.recall]
+        if recall_price is not None:
+            options = [replace(o, price=o.slots + recall_price) if o.recall else o for o in options]
+        kept = [i for i, option in enumerate(self.options) if recall or not option.recall]
+        order = sorted(range(len(options)), key=lambda i: options[i].price)
+        options, errors = [options[i] for i in order], self.errors[..., [kept[i] for i in order]]
+        rows = hand_out(errors, [option.price for option in options], mean_slots)
+        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows)))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""

@@ -28,7 +28,7 @@ def calibrate(
     *,
     kernel: NearFar | None = None,
     recall: int = 0,
-    length: int | None = None,
+    recall_price: int | None = None,
     save: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Calibration:
@@ -43,7 +43,8 @@ def calibrate(
         input_ids: (1, tokens) of a text.
         kernel: the NearFar whose window, sinks, block, alpha and recall_half are used.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
-        length: of the texts to come, for which the memory of recall is counted; as long as input_ids if it is not given.
+        recall_price: the slots that what a recalling head keeps is counted as; if not given, the memory it takes for a text
+            as long as this. Less gives recall to more heads.
         save: a folder to write the result to; the model's own folder lets `attach` find it.
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
@@ -57,7 +58,7 @@ def calibrate(
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
     if recall:
-        kept = price_of_recall(near_far, length or ids.shape[1], head_dim(modules[0]))
+        kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
         options = sorted(
             [*options, *(Option(m, recall, m + kept) for m in BESIDE_RECALL)], key=lambda option: option.price
         )
