@@ -1,4 +1,4 @@
-"""One call of near/far attention: which form serves it, for each group of kv heads with equally many slots."""
+"""One call of near/far attention: which form serves it, for each group of kv heads that are treated alike."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..kernels.nearfar import NearFar
 from . import native, slots
 from .full import Merge
 from .part import Part, fits
+from .recall import Kept
 from .state import Memory, NearFarState
 
 
@@ -41,14 +42,17 @@ def attend(
     entries = torch.cat([key.to(dtype) * root, value.to(dtype)], -1)
     if key_mask is not None:
         entries = entries.masked_fill(~key_mask[:, None, :, None], 0)
-    groups = kernel.groups(H)
+    groups, recall = kernel.groups(H), kernel.recalls(H)
     samples = kernel.block // kernel.stride
     if state is None:
         memories = [Memory.empty(x, len(hs), G, D, M, kernel.sinks, samples) for _, hs in groups]
+        for memory, (_, members) in zip(memories, groups):
+            if blocks := max((recall[h] for h in members[:1]), default=0):
+                memory.kept = Kept.empty(x, len(members), D, M, blocks, kernel.recall_unit, kernel.recall_half)
         tokens, merged = [0] * B, [0] * B
     else:
         _check_groups(state, G, D)
-        memories = state.split(kernel.budgets(H), groups)
+        memories = state.split(kernel.budgets(H), groups, recall, kernel.recall_unit)
         tokens, merged = state.tokens.tolist(), state.merged.tolist()
     outs, parts = [], []
     for memory, (size, members) in zip(memories, groups):
@@ -126,7 +130,9 @@ def _read(kernel: NearFar, query: Tensor, state: NearFarState, scale: float | No
     groups, tokens, merged = kernel.groups(H), state.tokens.tolist(), state.merged.tolist()
     x = (query.to(state.near.dtype) * kernel.logit_scale(D, scale) ** 0.5).reshape(B, H, heads // max(1, H), L, D)
     outs = []
-    for memory, (size, members) in zip(state.split(kernel.budgets(H), groups), groups):
+    for memory, (size, members) in zip(
+        state.split(kernel.budgets(H), groups, kernel.recalls(H), kernel.recall_unit), groups
+    ):
         pick = slice(None) if len(groups) == 1 else members
         outs.append(Part(kernel, size, memory, tokens, merged).read(x[:, pick]))
     return _in_order(outs, groups).reshape(B, heads, L, -1)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.nearfar import NearFar
-from . import causal, exact, full, slots
+from . import causal, exact, full, recall, slots
 from .grid import Grid, compact, take_tokens
 from .state import Memory
 from .step import HIDDEN
@@ -53,6 +53,10 @@ class Part:
         room = kernel.window + kernel.sinks + self.size
         if self.fits(_counts(entries, visible)) or room >= L:
             return self._exactly(query, entries, visible, is_causal=False)
+        if self.memory.kept is not None:
+            raise ValueError(
+                "recall serves causal attention, and queries that read a state: without is_causal pass NearFar(recall=0)."
+            )
         if L != S:
             return full.cross(query, entries, visible, room, kernel.alpha, self.merge)
         if visible is None:
@@ -76,9 +80,12 @@ class Part:
         alive = self._alive()
         bias = held.new_zeros(()).masked_fill(~alive, HIDDEN).unsqueeze(1).expand(-1, H, -1)
         bias = torch.cat([bias[..., :sinks], memory.bias, bias[..., sinks + c :]], -1)  # (B, H, K)
-        out = (query.flatten(2, 3) @ held[..., :D].mT + bias.unsqueeze(2)).softmax(-1) @ held[..., D:]
+        logits = query.flatten(2, 3) @ held[..., :D].mT + bias.unsqueeze(2)
         blind = ~alive.any(-1)[:, None, None, None]
-        return out.masked_fill(blind, 0).reshape(B, H, G, L, -1)
+        out = (logits.softmax(-1) @ held[..., D:]).masked_fill(blind, 0).reshape(B, H, G, L, -1)
+        if memory.kept is None:
+            return out
+        return recall.correct(out, logits.logsumexp(-1), query, memory.slots, memory.bias, memory.kept)
 
     def _exactly(self, query: Tensor, entries: Tensor, visible: Tensor | None, is_causal: bool) -> Tensor:
         alive = self._alive() if any(self.tokens) else None
