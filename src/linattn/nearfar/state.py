@@ -1,6 +1,7 @@
 """What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -72,6 +73,7 @@ class NearFarState(State):
     bounds: Tensor | None = None
     place: Tensor | None = None
     share: Tensor | None = None
+    steps: Any = field(default=None, init=False, repr=False, compare=False)  # native.py: what `near` is a part of
 
     form: ClassVar[str] = "nearfar"
     batch_dims: ClassVar[dict[str, int]] = {
@@ -117,8 +119,8 @@ class NearFarState(State):
             sink, near, moments, queries = shared
             slots, bias = self.slots.reshape(B, H, -1, self.slots.shape[-1]), self.bias.reshape(B, H, -1)
             return [Memory(sink, near, slots, bias, moments, queries, self._kept_of(groups[0][1], recall, unit))]
-        sizes = _sizes(budgets, self.slots.shape[-2])
-        slots, bias = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
+        sizes = slots_of(budgets, self.slots.shape[-2])
+        slots, bias = self.slots.split(list(sizes), 1), self.bias.split(list(sizes), 1)
         parts = []
         for _, heads in groups:
             sink, near, moments, queries = (x[:, heads] for x in shared)
@@ -168,7 +170,8 @@ def _kept(found: list[Kept]) -> dict[str, Tensor]:
     return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in parts.items()}
 
 
-def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def slots_of(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
     """How many slots each head has: all grow alike, up to their budgets, and `total` together."""
     low, high = 0, max(budgets, default=0)
     while low < high:
@@ -177,4 +180,4 @@ def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
             low = middle + 1
         else:
             high = middle
-    return [min(m, low) for m in budgets]
+    return tuple(min(m, low) for m in budgets)
