@@ -130,7 +130,9 @@ def _read(kernel: NearFar, query: Tensor, state: NearFarState, scale: float | No
     groups, tokens, merged = kernel.groups(H), state.tokens.tolist(), state.merged.tolist()
     x = (query.to(state.near.dtype) * kernel.logit_scale(D, scale) ** 0.5).reshape(B, H, heads // max(1, H), L, D)
     outs = []
-    for memory, (size, members) in zip(state.split(kernel.budgets(H), groups), groups):
+    for memory, (size, members) in zip(
+        state.split(kernel.budgets(H), groups, kernel.recalls(H), kernel.recall_unit), groups
+    ):
         pick = slice(None) if len(groups) == 1 else members
         outs.append(Part(kernel, size, memory, tokens, merged).read(x[:, pick]))
     return _in_order(outs, groups).reshape(B, heads, L, -1)
