@@ -83,7 +83,7 @@ def attention(
         plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
         if plain and isinstance(query, Tensor) and query.shape[-2:-1] == (1,):
             made = resolve(kernel, query.shape[-1], query.device)
-            take = nearfar_native.step if isinstance(made, NearFar) else engines.step
+            take: Any = nearfar_native.step if isinstance(made, NearFar) else engines.step
             quick = take(engine, query, key, value, made, scale, state, enable_gqa)
             if quick is not None:
                 return quick

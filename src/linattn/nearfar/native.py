@@ -21,7 +21,7 @@ def refusal(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: A
     """Why the native engine cannot serve this call of near/far attention, or None."""
     if torch.compiler.is_compiling():
         return "torch.compile needs torch's own operators for near/far attention"
-    if getattr(kernel, "recall", 0):
+    if kernel.recall:
         return "near/far attention with recall has no native form"
     tensors = [query, key, value, *(() if state is None else state.tensors().values())]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
