@@ -1,0 +1,63 @@
+"""The class that most of the k nearest neighbours have: scikit-learn's KNeighborsClassifier, in bounded memory."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+CHUNK = 2000  # queries and references whose distances are held at once: 32 MB
+
+
+def vote(
+    queries: Tensor, references: Iterable[Tensor], labels: Tensor, *, k: int = 30, classes: int | None = None
+) -> Tensor:
+    """Classes (Q,) of queries (Q, D) by the majority of their k nearest references in Euclidean distance.
+
+    References come in portions (n, D) in the order of `labels`, and none is kept: memory grows with the queries alone.
+    Distances are formed in float64. Where they tie the earlier reference counts, where votes tie the smaller class:
+    scikit-learn's rules.
+    """
+    if not 1 <= k <= len(labels):
+        raise ValueError(f"k must be 1 to the number of references, {len(labels)}; got {k}.")
+    count = len(queries)
+    nearest = torch.full((count, 0), torch.inf, dtype=torch.float64)  # the best distances so far, in order of reference
+    owners = torch.zeros((count, 0), dtype=torch.long)  # and whose they are
+    seen = 0
+    for whole in references:
+        for portion in whole.split(CHUNK):
+            portion = _checked(portion)
+            places = torch.arange(seen, seen + len(portion)).expand(count, -1)
+            distances = torch.cat([nearest, _distances(queries, portion)], 1)
+            owners = torch.cat([owners, places], 1)
+            if distances.shape[1] > k:
+                chosen = smallest(distances, k)
+                distances, owners = distances.gather(1, chosen), owners.gather(1, chosen)
+            nearest = distances
+            seen += len(portion)
+    if seen != len(labels):
+        raise ValueError(f"there are {seen} references and {len(labels)} labels.")
+    votes = torch.zeros(count, int(labels.max()) + 1 if classes is None else classes)
+    votes.scatter_add_(1, labels[owners], torch.ones(owners.shape))
+    return votes.argmax(1)  # the first of the largest
+
+
+def smallest(values: Tensor, k: int) -> Tensor:
+    """Places (Q, k) of the k smallest values of each row of (Q, N), in order of place; of equal values the first ones."""
+    edge = values.topk(k, dim=1, largest=False).values[:, -1:]
+    below, level = values < edge, values == edge
+    room = k - below.sum(1, keepdim=True)
+    chosen = below | (level & (level.cumsum(1) <= room))
+    return chosen.nonzero()[:, 1].view(-1, k)
+
+
+def _distances(queries: Tensor, portion: Tensor) -> Tensor:
+    """Squared distances but for the query's own square, which orders nothing. Queries are widened chunk by chunk."""
+    squares = portion.square().sum(1)
+    return torch.cat([squares - 2 * _checked(part) @ portion.T for part in queries.split(CHUNK)])
+
+
+def _checked(features: Tensor) -> Tensor:
+    wide = features.double()
+    if not torch.isfinite(wide).all():
+        raise ValueError("features must be finite, got NaN or infinity: the network may have diverged.")
+    return wide
