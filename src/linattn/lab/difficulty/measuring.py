@@ -59,12 +59,11 @@ def measure(
     check_points(model, names)
     images = torch.cat([part.images for part in queries])
     said = scores(model, images).softmax(1)
-    classes = said.shape[1]
     found = []
     for name in progress(names, desc=title, unit="point"):
         wanted = torch.cat(list(activations(model, images, name)))
         known = activations(model, references.images, name)
-        found.append(vote(wanted, known, references.labels, k=k, classes=classes))
+        found.append(vote(wanted, known, references.labels, k=k))
     sureness, network = said.max(1)
     sizes = [len(part) for part in queries]
     parts = (torch.stack(found).split(sizes, 1), network.split(sizes), sureness.split(sizes))

@@ -8,14 +8,12 @@ from torch import Tensor
 CHUNK = 2000  # queries and references whose distances are held at once: 32 MB
 
 
-def vote(
-    queries: Tensor, references: Iterable[Tensor], labels: Tensor, *, k: int = 30, classes: int | None = None
-) -> Tensor:
+def vote(queries: Tensor, references: Iterable[Tensor], labels: Tensor, *, k: int = 30) -> Tensor:
     """Classes (Q,) of queries (Q, D) by the majority of their k nearest references in Euclidean distance.
 
     References come in portions (n, D) in the order of `labels`, and none is kept: memory grows with the queries alone.
-    Distances are formed in float64. Where they tie the earlier reference counts, where votes tie the smaller class:
-    scikit-learn's rules.
+    Distances are formed in float64. Where votes tie the smaller class wins, as in scikit-learn. Where the k-th distance ties
+    the earlier reference counts; scikit-learn leaves that to the order in which its heap happens to stand.
     """
     if not 1 <= k <= len(labels):
         raise ValueError(f"k must be 1 to the number of references, {len(labels)}; got {k}.")
@@ -36,7 +34,7 @@ def vote(
             seen += len(portion)
     if seen != len(labels):
         raise ValueError(f"there are {seen} references and {len(labels)} labels.")
-    votes = torch.zeros(count, int(labels.max()) + 1 if classes is None else classes)
+    votes = torch.zeros(count, int(labels.max()) + 1)
     votes.scatter_add_(1, labels[owners], torch.ones(owners.shape))
     return votes.argmax(1)  # the first of the largest
 

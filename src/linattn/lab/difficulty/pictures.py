@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..images import ImageSet
-from ..images.pictures import new_figure, show
+from ..images.pictures import draw_tiles, new_figure
 from .figures import Findings, pooled
 from .runs import Outcome
 
@@ -42,7 +42,7 @@ def draw_accuracy(axis: Any, findings: Findings) -> None:
     for x, height, count in zip(places, findings.test.accuracy, findings.test.counts):
         axis.text(x, height + 0.01, f"{height:.3f}\n({count})", ha="center", va="bottom", fontsize=8)
     axis.set(xticks=places, xticklabels=names, ylim=(0, 1.16), yticks=np.arange(0, 1.01, 0.2))
-    axis.set(title="The deeper, the less often right", ylabel="accuracy of the network", xlabel="prediction depth")
+    axis.set(title="Accuracy by depth", ylabel="accuracy of the network", xlabel="prediction depth")
     _plain(axis)
 
 
@@ -109,7 +109,7 @@ def draw_map(figure: Any, axis: Any, findings: Findings, outcome: Outcome, image
     weights, x, y = np.histogram2d(size, noise, bins, weights=findings.depth)
     counts, _, _ = np.histogram2d(size, noise, (x, y))
     drawn = axis.pcolormesh(x, y, np.divide(weights, counts, where=counts > 0, out=np.full_like(weights, np.nan)).T)
-    axis.set(title="Small and noisy is deep", xlabel="size (radius in pixels)", ylabel="noise")
+    axis.set(title="Mean depth by noise and size", xlabel="size (radius in pixels)", ylabel="noise")
     figure.colorbar(drawn, ax=axis, label="mean depth", shrink=0.85)
 
 
@@ -129,29 +129,30 @@ def chosen(findings: Findings, outcome: Outcome, count: int, *, hardest: bool) -
     """Pictures of least (or greatest) mean depth; among equals those that the networks are most (least) sure of."""
     sureness = np.mean([part.sureness.numpy() for part in outcome.test], 0)
     order = np.lexsort((-sureness, findings.depth))
-    return order[::-1][:count] if hardest else order[:count]
+    return np.ascontiguousarray(order[::-1][:count] if hardest else order[:count])
 
 
-def draw_gallery(grid: np.ndarray, places: np.ndarray, findings: Findings, outcome: Outcome, images: ImageSet) -> None:
+def draw_gallery(
+    axis: Any, findings: Findings, outcome: Outcome, images: ImageSet, *, hardest: bool, rows: int, columns: int
+) -> None:
     """Pictures with their depth and true class; where the first network errs, what it says instead, in red."""
     first = outcome.test[0]
     names = [name.replace("_", " ") for name in images.classes]
-    for axis, place in zip(grid.flat, places):
-        show(axis, images.test.images[first.places[place]])
-        true, said = int(first.labels[place]), int(first.network[place])
-        axis.set_title(f"{findings.depth[place]:.1f}  {names[true]}", fontsize=8, pad=3)
-        if true != said:
-            axis.set_xlabel(f"taken for {names[said]}", fontsize=8, color="#b00020", labelpad=2)
-    for axis in grid.flat[len(places) :]:
-        axis.axis("off")
+    places = chosen(findings, outcome, rows * columns, hardest=hardest)
+    true, said = first.labels[places].tolist(), first.network[places].tolist()
+    draw_tiles(
+        axis,
+        images.test.images[first.places[places]],
+        columns,
+        above=[f"{findings.depth[place]:.1f} {names[label]}" for place, label in zip(places, true)],
+        below=["" if a == b else f"said {names[b]}" for a, b in zip(true, said)],
+        room=0.32,
+    )
 
 
-def gallery(findings: Findings, outcome: Outcome, images: ImageSet, *, hardest: bool, columns: int = 10) -> Figure:
-    places = chosen(findings, outcome, 3 * columns, hardest=hardest)
-    rows = -(-len(places) // columns)
-    figure = new_figure(columns * 1.05, rows * 1.4)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    draw_gallery(grid, places, findings, outcome, images)
+def gallery(findings: Findings, outcome: Outcome, images: ImageSet, *, hardest: bool) -> Figure:
+    figure = new_figure(11, 4.3)
+    draw_gallery(figure.subplots(), findings, outcome, images, hardest=hardest, rows=3, columns=10)
     return figure
 
 
@@ -167,10 +168,9 @@ def overview(findings: Findings, outcome: Outcome, images: ImageSet) -> Figure:
         draw_map(top, right, findings, outcome, images)
     else:
         draw_classes(top, right, findings, outcome, images)
-    galleries = bottom.subfigures(1, 2, wspace=0.04)
-    for part, hardest in zip(galleries, (False, True)):
-        part.suptitle("hardest" if hardest else "easiest", fontweight="bold")
-        draw_gallery(part.subplots(2, 6), chosen(findings, outcome, 12, hardest=hardest), findings, outcome, images)
+    for axis, hardest in zip(bottom.subplots(1, 2), (False, True)):
+        axis.set_title("hardest" if hardest else "easiest", fontweight="bold")
+        draw_gallery(axis, findings, outcome, images, hardest=hardest, rows=2, columns=6)
     return figure
 
 

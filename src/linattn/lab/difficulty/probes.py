@@ -48,7 +48,7 @@ def _at(model: nn.Module, images: Tensor, point: str) -> Tensor:
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if not isinstance(output, Tensor):
             raise TypeError(f"a probe needs a tensor, but {point!r} puts out a {type(output).__name__}.")
-        held.append(output.flatten(1).clone())  # a copy: a ReLU that works in place comes right after some points
+        held.append(output.flatten(1).clone())  # a copy: a later module, or the next batch, may write over it
         raise _Reached
 
     handle = model.get_submodule(point).register_forward_hook(keep)

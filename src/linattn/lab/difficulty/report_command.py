@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._commandline import command, describe, require, table, write_file, write_json
+from .._commandline import command, describe, require, table, write_json
 
 if TYPE_CHECKING:
     from .figures import Findings
@@ -37,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command
 def run(args: argparse.Namespace) -> int:
     require("safetensors", "tqdm", "tensorboard", "matplotlib", "scipy")
-    from . import pictures
+    from ..images.pictures import save_picture
     from .arguments import probing_from, run_from, watched
     from .figures import find, for_machines
     from .page import introduction, write_page
+    from .pictures import overview
     from .runs import measure_run
 
     chosen, probing = run_from(args), probing_from(args)
@@ -54,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     write_page(page, findings, outcome, images, chosen, probing, rows)
     print(f"\nwrote {page}")
     if args.picture:
-        drawn = pictures.overview(findings, outcome, images)
-        write_file(args.picture, lambda temporary: drawn.savefig(temporary, dpi=90))
+        save_picture(overview(findings, outcome, images), args.picture)
         print(f"wrote {args.picture}")
     if args.json:
         write_json(args.json, for_machines(findings))
