@@ -31,6 +31,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--test", type=int, default=unsaid, help="test pictures (default all; 6000 shapes, 10000 dsprites)"
     )
     parser.add_argument(
+        "--side", type=int, default=unsaid, help=f"pixels that pictures of a folder are scaled to (default {run.side})"
+    )
+    parser.add_argument(
         "--seeds", type=int, default=unsaid, help=f"networks; each holds out another part (default {run.seeds})"
     )
     parser.add_argument("--width", type=int, default=unsaid, help=f"channels of the first stage (default {run.width})")

@@ -5,36 +5,37 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-CHUNK = 2000  # queries and references whose distances are held at once: 32 MB
+CHUNK = 2000  # queries, and references, whose distances are held at once: 32 MB
 
 
 def vote(queries: Tensor, references: Iterable[Tensor], labels: Tensor, *, k: int = 30) -> Tensor:
     """Classes (Q,) of queries (Q, D) by the majority of their k nearest references in Euclidean distance.
 
-    References come in portions (n, D) in the order of `labels`, and none is kept: memory grows with the queries alone.
+    References come in portions (n, D) in the order of `labels`, and none is kept: a layer of many features is held for the
+    queries alone.
     Distances are formed in float64. Where votes tie the smaller class wins, as in scikit-learn. Where the k-th distance ties
     the earlier reference counts; scikit-learn leaves that to the order in which its heap happens to stand.
     """
     if not 1 <= k <= len(labels):
         raise ValueError(f"k must be 1 to the number of references, {len(labels)}; got {k}.")
-    count = len(queries)
-    nearest = torch.full((count, 0), torch.inf, dtype=torch.float64)  # the best distances so far, in order of reference
-    owners = torch.zeros((count, 0), dtype=torch.long)  # and whose they are
+    nearest = torch.full((len(queries), k), torch.inf, dtype=torch.float64)  # distances so far, in order of reference
+    owners = torch.zeros((len(queries), k), dtype=torch.long)  # and whose they are
     seen = 0
     for whole in references:
         for portion in whole.split(CHUNK):
             portion = _checked(portion)
-            places = torch.arange(seen, seen + len(portion)).expand(count, -1)
-            distances = torch.cat([nearest, _distances(queries, portion)], 1)
-            owners = torch.cat([owners, places], 1)
-            if distances.shape[1] > k:
-                chosen = smallest(distances, k)
-                distances, owners = distances.gather(1, chosen), owners.gather(1, chosen)
-            nearest = distances
+            squares = portion.square().sum(1)
+            places = torch.arange(seen, seen + len(portion))
             seen += len(portion)
+            for part in torch.arange(len(queries)).split(CHUNK):
+                # The query's own square is left out: it orders nothing.
+                distances = torch.cat([nearest[part], squares - 2 * _checked(queries[part]) @ portion.T], 1)
+                chosen = smallest(distances, k)
+                nearest[part] = distances.gather(1, chosen)
+                owners[part] = torch.cat([owners[part], places.expand(len(part), -1)], 1).gather(1, chosen)
     if seen != len(labels):
         raise ValueError(f"there are {seen} references and {len(labels)} labels.")
-    votes = torch.zeros(count, int(labels.max()) + 1)
+    votes = torch.zeros(len(queries), int(labels.max()) + 1)
     votes.scatter_add_(1, labels[owners], torch.ones(owners.shape))
     return votes.argmax(1)  # the first of the largest
 
@@ -46,12 +47,6 @@ def smallest(values: Tensor, k: int) -> Tensor:
     room = k - below.sum(1, keepdim=True)
     chosen = below | (level & (level.cumsum(1) <= room))
     return chosen.nonzero()[:, 1].view(-1, k)
-
-
-def _distances(queries: Tensor, portion: Tensor) -> Tensor:
-    """Squared distances but for the query's own square, which orders nothing. Queries are widened chunk by chunk."""
-    squares = portion.square().sum(1)
-    return torch.cat([squares - 2 * _checked(part) @ portion.T for part in queries.split(CHUNK)])
 
 
 def _checked(features: Tensor) -> Tensor:

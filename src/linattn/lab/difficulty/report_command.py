@@ -1,6 +1,7 @@
 """linattn lab difficulty report: what prediction depth says about the pictures."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def figure_rows(findings: "Findings", classes: tuple[str, ...]) -> list[list[str
                 rows.append([f"accuracy at depth {name}, {title}", f"{accuracy:.4f}  ({count} pictures)"])
     for name, (rho, p) in findings.truth.items():
         rows.append([f"Spearman of depth and true {name}", f"{rho:+.4f}  (p = {p:.2g})"])
-    order = sorted(zip(findings.class_depth, classes))
+    order = sorted((depth, name) for depth, name in zip(findings.class_depth, classes) if not math.isnan(depth))
     rows.append(["classes by mean depth", ", ".join(f"{name.replace('_', ' ')} {depth:.2f}" for depth, name in order)])
     if findings.agreement is not None:
         rows.append(["Spearman of depths, between networks", f"{findings.agreement:+.4f}"])

@@ -30,6 +30,7 @@ class Run:
     data: str = "shapes"
     pictures: int | None = None
     test: int | None = None
+    side: int = 32
     seeds: int = 3
     width: int = 16
     stem: str = "imagenet"
@@ -55,7 +56,7 @@ class Run:
                 )
 
     def images(self) -> ImageSet:
-        return load(self.data, train=self.pictures, test=self.test, seed=self.config.seed)
+        return load(self.data, train=self.pictures, test=self.test, seed=self.config.seed, side=self.side)
 
     def net_folder(self, net: int) -> Path:
         return self.folder / f"net{net}"
