@@ -53,11 +53,13 @@ def write_page(
 
 
 def introduction(run: Run, probing: Probing, outcome: Outcome) -> str:
+    which = (
+        "one network" if run.seeds == 1 else f"{run.seeds} networks, each with a seed and a held-out part of its own"
+    )
     return (
-        f"{run.seeds} ResNet-18 of width {run.width} ({run.stem} stem), each with a seed of its own and another part of the "
-        f"training pictures held out; probes at {len(outcome.points)} points, each the vote of the {probing.k} nearest "
-        f"training pictures. A picture's depth is the first probe from which all agree with the network: 0 where the "
-        f"pixels settle it, {len(outcome.points)} where even the last probe says otherwise."
+        f"ResNet-18 of width {run.width}, {run.stem} stem: {which}. Probes at {len(outcome.points)} points, each the vote of "
+        f"the {probing.k} nearest training pictures. A picture's depth is the first probe from which all agree with the "
+        f"network: 0 where the pixels settle it, {len(outcome.points)} where even the last probe says otherwise."
     )
 
 
