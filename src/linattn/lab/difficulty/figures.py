@@ -14,22 +14,32 @@ from .runs import Outcome
 
 @dataclass
 class ByDepth:
-    """Bands of depth (low, high) from shallow to deep: how many pictures, and on what share of them the network is right."""
+    """Bands of depth (first, last) that hold pictures, from shallow to deep: how many, and how often the network is right.
+
+    `single` has the same for every depth that occurs: (depth, pictures, accuracy).
+    """
 
     bands: list[tuple[int, int]]
     counts: list[int]
     accuracy: list[float]
+    single: list[tuple[int, int, float]]
 
     def names(self) -> list[str]:
-        return [f"{low}" if low == high else f"{low}-{high}" for low, high in self.bands]
+        return [f"{first}" if first == last else f"{first}-{last}" for first, last in self.bands]
 
 
 def by_depth(measured: list[Measured]) -> ByDepth:
     """Pictures of all networks counted together."""
     depth, right = pooled(measured)
-    found = bands(depth)
-    inside = [(low <= depth) & (depth <= high) for low, high in found]
-    return ByDepth(found, [int(part.sum()) for part in inside], [float(right[part].mean()) for part in inside])
+    found = ByDepth([], [], [], [])
+    for first, last in bands(len(measured[0].probes) + 1):
+        inside = (first <= depth) & (depth <= last)
+        if inside.any():
+            found.bands.append((first, last))
+            found.counts.append(int(inside.sum()))
+            found.accuracy.append(float(right[inside].mean()))
+    found.single = [(int(d), int((depth == d).sum()), float(right[depth == d].mean())) for d in np.unique(depth)]
+    return found
 
 
 def pooled(measured: list[Measured]) -> tuple[np.ndarray, np.ndarray]:
@@ -91,6 +101,10 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue)
 
 
+def say_p(p: float) -> str:
+    return f"p = {p:.1g}" if p > 0 else "p < 1e-300"  # smaller than a float can be
+
+
 def for_machines(findings: Findings) -> dict[str, Any]:
     """The figures of --json. What the data has no truth for is null; accuracy goes from the shallowest band to the deepest."""
     noise, size = (findings.truth.get(name, (None, None)) for name in ("noise", "size"))
@@ -102,6 +116,7 @@ def for_machines(findings: Findings) -> dict[str, Any]:
         "accuracy_by_depth": findings.test.accuracy,
         "depth_bands": findings.test.names(),
         "depth_counts": findings.test.counts,
+        "accuracy_at_each_depth": {str(depth): accuracy for depth, _, accuracy in findings.test.single},
         "accuracy": findings.accuracy,
         "held_out_accuracy_by_depth": findings.held_out.accuracy if findings.held_out else None,
         "consistency": findings.agreement,

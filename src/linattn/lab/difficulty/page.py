@@ -74,8 +74,8 @@ def _sections(findings: Findings, outcome: Outcome, images: ImageSet) -> Iterato
     yield "The pictures", "A sample of the test pictures, class by class.", sample_sheet(images)
     yield (
         "Depth and accuracy",
-        "Test pictures of all networks together, and training pictures that the network had not seen. Neighbouring depths "
-        "are put together until each band holds a tenth of the pictures.",
+        "Test pictures of all networks together, and training pictures that the network had not seen. Bars are bands of "
+        "depth, dots are single depths.",
         _depth_and_accuracy(findings, outcome),
     )
     yield (
@@ -107,9 +107,9 @@ def _depth_and_accuracy(findings: Findings, outcome: Outcome) -> Figure:
     figure = new_figure(13, 4.4)
     axes = figure.subplots(1, 3 if findings.held_out else 2)
     pictures.draw_histogram(axes[0], outcome)
-    pictures.draw_accuracy(axes[1], findings)
+    pictures.draw_accuracy(axes[1], findings.test)
     if findings.held_out:
-        pictures.draw_held_out(axes[2], findings)
+        pictures.draw_accuracy(axes[2], findings.held_out, "Training pictures, held out", pictures.SECOND)
     return figure
 
 
