@@ -12,7 +12,7 @@ from torch import nn
 from linattn.cli import main
 from linattn.lab.difficulty import Measured, activations, measure, neighbours, points, prediction_depth, runs, vote
 from linattn.lab.difficulty.depth import bands
-from linattn.lab.difficulty.figures import by_depth, rank_correlation
+from linattn.lab.difficulty.figures import by_depth, partial_rank_correlation, rank_correlation
 from linattn.lab.images import Part, ResNet18, generate, load, scores, train
 from linattn.lab.trainer import TrainConfig
 
@@ -182,6 +182,17 @@ def test_accuracy_by_depth_counts_every_picture_once():
 )
 def test_bands_are_of_like_width_and_leave_no_depth_out(depths, expected):
     assert bands(depths) == expected
+
+
+def test_what_two_things_have_from_a_third_is_taken_out():
+    generator = np.random.default_rng(0)
+    third, one, other = generator.standard_normal((3, 2000))
+    rho, p = rank_correlation(one + 2 * third, other + 2 * third)
+    assert rho > 0.7
+    assert p < 1e-9
+    rho, p = partial_rank_correlation(one + 2 * third, other + 2 * third, third)
+    assert abs(rho) < 0.1
+    assert partial_rank_correlation(one + third, -one + third, third)[0] < -0.8
 
 
 def test_a_measurement_is_scikit_learns_vote_at_every_point(small):
