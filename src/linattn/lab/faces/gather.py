@@ -1,0 +1,125 @@
+"""From files to embeddings: digests first, so that what is known is neither read nor computed again."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .._commandline import progress
+from .embedder import Embedder
+from .images import open_image, scan, to_tensor
+from .index import Face, FaceIndex, file_digest
+
+BATCH = 64
+
+
+@dataclass
+class Tally:
+    """What became of the files of a folder."""
+
+    added: int = 0
+    known: int = 0  # their contents were there already
+    renamed: int = 0  # known by another path, which is gone, or by another person
+    removed: int = 0
+    broken: list[tuple[Path, str]] = field(default_factory=list)
+
+    def report(self) -> str:
+        """One line of counts, and one for each broken file."""
+        text = f"{self.added} pictures added"
+        if self.known:
+            text += f", {self.known} known already" + (f" ({self.renamed} renamed)" if self.renamed else "")
+        if self.removed:
+            text += f", {self.removed} removed"
+        if self.broken:
+            text += f", {len(self.broken)} skipped:" + "".join(f"\n  {path}: {reason}" for path, reason in self.broken)
+        return text
+
+
+def files_of(folder: str | os.PathLike[str]) -> list[tuple[Path, str | None]]:
+    """Files of a folder with their person; an index or a model that lies in it is left out."""
+    files = scan(folder)
+    tops = {path.parent for path, _ in files}
+    own = {top for top in tops if (top / "index.json").is_file() or (top / "embedder.json").is_file()}
+    found = [(path, person) for path, person in files if path.parent not in own]
+    if not found:
+        raise ValueError(
+            f"there are no files in {folder}: it should hold pictures, or a folder of pictures for each person."
+        )
+    return found
+
+
+def add_folder(index: FaceIndex, folder: str | os.PathLike[str], embedder: Embedder, *, prune: bool = False) -> Tally:
+    """Embeds the pictures of a folder that an index does not have yet. Each batch is on disk before the next begins.
+
+    Args:
+        prune: take out of the index what is no longer on disk.
+    """
+    tally = Tally()
+    moved: list[Face] = []
+    for faces, embeddings in _embedded(files_of(folder), embedder, tally, index, moved):
+        tally.added += index.add(faces, embeddings)
+    tally.renamed = index.rename(moved)
+    if prune:
+        tally.removed = index.remove(face.digest for face in list(index.faces) if not Path(face.file).is_file())
+    return tally
+
+
+def read_faces(folder: str | os.PathLike[str], embedder: Embedder) -> tuple[list[Face], np.ndarray, Tally]:
+    """The pictures of a folder and their embeddings (N, dim), kept nowhere."""
+    tally = Tally()
+    faces: list[Face] = []
+    parts = [np.empty((0, embedder.dim), np.float32)]
+    for some, embeddings in _embedded(files_of(folder), embedder, tally, None, []):
+        faces += some
+        parts.append(embeddings)
+    tally.added = len(faces)
+    return faces, np.concatenate(parts), tally
+
+
+def _embedded(
+    files: Iterable[tuple[Path, str | None]],
+    embedder: Embedder,
+    tally: Tally,
+    index: FaceIndex | None,
+    moved: list[Face],
+) -> Iterator[tuple[list[Face], np.ndarray]]:
+    """Batches of faces that are new to the index, with their embeddings; `tally` and `moved` are filled on the way."""
+    batch: dict[str, Face] = {}
+    seen: set[str] = set()
+    for path, person in progress(files, desc="pictures", unit="picture"):
+        try:
+            face = Face(str(path.absolute()), person, file_digest(path))
+        except OSError as error:
+            tally.broken.append((path, error.strerror or str(error)))
+            continue
+        if face.digest in seen:
+            tally.known += 1
+        elif index is not None and face.digest in index:
+            old = index.face(face.digest)
+            tally.known += 1
+            if old.file == face.file or not Path(old.file).is_file():
+                moved.append(face)
+        else:
+            batch[face.digest] = face
+        seen.add(face.digest)
+        if len(batch) == BATCH:
+            yield _embed(batch, embedder, tally)
+            batch = {}
+    if batch:
+        yield _embed(batch, embedder, tally)
+
+
+def _embed(batch: dict[str, Face], embedder: Embedder, tally: Tally) -> tuple[list[Face], np.ndarray]:
+    """Pictures are made small one by one: a batch of photographs at full size would fill the memory."""
+    faces, small = [], []
+    for face in batch.values():
+        try:
+            small.append(to_tensor([open_image(face.file)], embedder.spec.size, embedder.spec.channels))
+        except ValueError as error:
+            tally.broken.append((Path(face.file), str(error.__cause__ or error)))
+            continue
+        faces.append(face)
+    return faces, embedder.embed_tensor(torch.cat(small)).numpy() if small else np.empty((0, embedder.dim), np.float32)
