@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 # Finer towards the ends, where false accepts and misses are counted.
-SHARES = np.array([0, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, *np.arange(0.05, 0.951, 0.05), 0.97, 0.99, 0.997, 0.999, 1])
+TAIL = np.array([0, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03])
+SHARES = np.concatenate([TAIL, np.arange(0.05, 0.951, 0.05), 1 - TAIL[::-1]])
 
 
 def calibrate(same: np.ndarray, different: np.ndarray) -> dict[str, Any]:
