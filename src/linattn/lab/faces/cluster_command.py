@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .._commandline import command, describe, require, write_json
+from .._commandline import command, describe, progress, require, write_json
 from .sources import add_gallery, load_gallery
 
 HELP = """
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command
 def run(args: argparse.Namespace) -> int:
-    require("PIL", "safetensors", "sklearn", "scipy")
+    require("PIL", "safetensors", "sklearn", "scipy", "matplotlib")
     from .cluster import agreement, cluster, typical_first
     from .pages import note, section, write_page
     from .sheet import Group, draw_sheet
@@ -72,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
         groups.append(Group(f"alone: {len(alone)}", [_shown(face, None) for face in alone]))
     draw_sheet(lines[0], groups, args.picture)
     print(f"wrote {args.picture}")
-    write_page(args.html, "Clusters of faces", [*map(note, lines), *map(section, groups)])
+    write_page(
+        args.html,
+        "Clusters of faces",
+        [*map(note, lines), *map(section, progress(groups, desc="page", unit="cluster"))],
+    )
     print(f"wrote {args.html}")
     if args.into:
         print(f"copied {_copy(members, args.into)} pictures into {args.into}")

@@ -1,9 +1,10 @@
 """linattn lab faces embed: a folder of pictures into an index."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
-from .._commandline import command, describe, require
+from .._commandline import command, describe, require, write_json
 from .sources import add_index, add_model, check_same_network, load_embedder, open_index
 
 HELP = """
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--storage", choices=["float32", "int8"], help="of a new index: 4 bytes or 1 byte a number (default float32)"
     )
     parser.add_argument("--prune", action="store_true", help="take pictures out of the index that are gone from disk")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the counts and the broken files for machines")
 
 
 @command
@@ -58,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
         index = FaceIndex.create(args.index, embedder.dim, args.storage or "float32", **about)
     tally = add_folder(index, args.photos, embedder, prune=args.prune)
     print(tally.report())
+    if args.json:
+        broken = {str(path): reason for path, reason in tally.broken}
+        write_json(args.json, {**asdict(tally), "broken": broken, "pictures": len(index)})
+        print(f"wrote {args.json}")
     people = {face.person for face in index.faces if face.person is not None}
     size = index.settings["dim"] * (1 if index.settings["storage"] == "int8" else 4)
     known = f" of {len(people)} people" if people else ""

@@ -35,7 +35,14 @@ class Tally:
             text += f", {self.removed} removed"
         if self.broken:
             text += f", {len(self.broken)} skipped:" + "".join(f"\n  {path}: {reason}" for path, reason in self.broken)
-        return text
+        if any(path.suffix.lower() in (".heic", ".heif") for path, _ in self.broken):
+            text += "\n(Pillow does not read HEIC by itself: save those as JPEG.)"
+        return printable(text)
+
+
+def printable(text: str) -> str:
+    """Text that every terminal and file takes: bytes of a file's name that are no UTF-8 become question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def files_of(folder: str | os.PathLike[str]) -> list[tuple[Path, str | None]]:
@@ -46,7 +53,8 @@ def files_of(folder: str | os.PathLike[str]) -> list[tuple[Path, str | None]]:
     found = [(path, person) for path, person in files if path.parent not in own]
     if not found:
         raise ValueError(
-            f"there are no files in {folder}: it should hold pictures, or a folder of pictures for each person."
+            f"there are no pictures in {folder}: they should lie in it, or in a folder of it for each person; "
+            "deeper folders are not read."
         )
     return found
 
@@ -87,7 +95,7 @@ def _embedded(
     moved: list[Face],
 ) -> Iterator[tuple[list[Face], np.ndarray]]:
     """Batches of faces that are new to the index, with their embeddings; `tally` and `moved` are filled on the way."""
-    batch: dict[str, Face] = {}
+    batch: list[Face] = []
     seen: set[str] = set()
     for path, person in progress(files, desc="pictures", unit="picture"):
         try:
@@ -103,19 +111,22 @@ def _embedded(
             if old.file == face.file or not Path(old.file).is_file():
                 moved.append(face)
         else:
-            batch[face.digest] = face
+            batch.append(face)
         seen.add(face.digest)
         if len(batch) == BATCH:
-            yield _embed(batch, embedder, tally)
-            batch = {}
+            yield embed_faces(batch, embedder, tally)
+            batch = []
     if batch:
-        yield _embed(batch, embedder, tally)
+        yield embed_faces(batch, embedder, tally)
 
 
-def _embed(batch: dict[str, Face], embedder: Embedder, tally: Tally) -> tuple[list[Face], np.ndarray]:
-    """Pictures are made small one by one: a batch of photographs at full size would fill the memory."""
+def embed_faces(batch: Iterable[Face], embedder: Embedder, tally: Tally) -> tuple[list[Face], np.ndarray]:
+    """Faces of a batch that can be read, and their embeddings (N, dim); the others go into the tally.
+
+    Pictures are made small one by one: a batch of photographs at full size would fill the memory.
+    """
     faces, small = [], []
-    for face in batch.values():
+    for face in batch:
         try:
             small.append(to_tensor([open_image(face.file)], embedder.spec.size, embedder.spec.channels))
         except ValueError as error:

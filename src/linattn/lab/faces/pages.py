@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...measure.page import page
 from .._commandline import write_file
+from .gather import printable
 from .sheet import Group, Shown, thumbnail
 
 STYLE = """<style>
@@ -59,5 +60,5 @@ def note(text: str) -> str:
 
 
 def write_page(path: Path, title: str, parts: Sequence[str]) -> None:
-    text = page(title, [STYLE, *parts])
+    text = printable(page(title, [STYLE, *parts]))
     write_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._commandline import command, describe, require, table, write_json
 from .nearest import FAISS_BEYOND
-from .sources import add_index, add_model, add_threshold, embedder_of, open_index
+from .sources import add_index, add_model, add_threshold, embedder_of, open_index, short
 
 HELP = """
 Finds the faces of an index that are nearest to a picture, nearest first, and says which of them are near enough to be
@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.k < 1:
         raise ValueError(f"-k must be 1 or more, got {args.k}.")
     require("PIL", "safetensors")
-    from .images import read_files
-    from .index import file_digest
+    from .gather import printable
 
     index = open_index(args.index)
     embedder = embedder_of(index, args.model)
@@ -51,39 +50,50 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.index} is empty: `linattn lab faces embed PHOTOS --index {args.index}` adds pictures.")
     if len(index) > args.faiss_beyond:
         require("faiss")
-    pictures = read_files((path, None) for path in args.pictures)
-    for path, reason in pictures.broken:
-        print(f"linattn: {path} was skipped: {reason}", file=sys.stderr)
-    if not len(pictures):
+    faces, queries, tally = _read(args.pictures, embedder)
+    for path, reason in tally.broken:
+        print(printable(f"linattn: {path} was skipped: {reason}"), file=sys.stderr)
+    if not faces:
         return 2
     threshold = embedder.threshold if args.threshold is None else args.threshold
-    queries = embedder.embed(pictures.images).numpy()
     distances, places = index.search(queries, args.k + 1, faiss_beyond=args.faiss_beyond)
-    itself = [file_digest(path) for path in pictures.paths]
     found: list[dict[str, Any]] = []
-    for path, digest, row, line in zip(pictures.paths, itself, distances, places):
-        faces = [index.faces[place] for place in line]
+    for face, row, line in zip(faces, distances, places):
         hits = [
-            {"file": face.file, "person": face.person, "distance": float(d), "same": bool(d <= threshold)}
-            for d, face in zip(row, faces)
-            if face.digest != digest
+            {"file": other.file, "person": other.person, "distance": float(d), "same": bool(d <= threshold)}
+            for d, other in zip(row, (index.faces[place] for place in line))
+            if other.digest != face.digest
         ]
-        found.append({"picture": str(path), "itself": digest in index, "found": hits[: args.k]})
+        found.append({"picture": face.file, "itself": face.digest in index, "found": hits[: args.k]})
     for answer in found:
-        print(f"{answer['picture']}: {_verdict(answer, threshold)}\n")
+        print(printable(f"{short(answer['picture'])}: {_verdict(answer, threshold)}\n"))
         rows = [["", "distance", "same", "person", "file"]]
         for place, hit in enumerate(answer["found"], 1):
             same = "yes" if hit["same"] else "no"
-            rows.append([str(place), f"{hit['distance']:.3f}", same, hit["person"] or "-", hit["file"]])
+            rows.append([str(place), f"{hit['distance']:.3f}", same, hit["person"] or "-", short(hit["file"])])
         if len(rows) > 1:
-            print(table(rows, "rr") + "\n")
+            print(printable(table(rows, "rr")) + "\n")
     if args.html:
         _page(args.html, found, threshold, len(index))
         print(f"wrote {args.html}")
     if args.json:
         write_json(args.json, {"threshold": threshold, "faces": len(index), "answers": found})
         print(f"wrote {args.json}")
-    return 2 if pictures.broken else 0
+    return 2 if tally.broken else 0
+
+
+def _read(paths: list[Path], embedder: Any) -> tuple[list[Any], Any, Any]:
+    from .gather import Tally, embed_faces
+    from .index import Face, file_digest
+
+    tally, known = Tally(), []
+    for path in paths:
+        try:
+            known.append(Face(str(path), None, file_digest(path)))
+        except OSError as error:
+            tally.broken.append((path, error.strerror or str(error)))
+    faces, queries = embed_faces(known, embedder, tally)
+    return faces, queries, tally
 
 
 def _verdict(answer: dict[str, Any], threshold: float) -> str:

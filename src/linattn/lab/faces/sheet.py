@@ -1,6 +1,7 @@
 """Thumbnails, and a contact sheet of clusters in one picture."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from .._commandline import write_file
+from .gather import printable
 from .images import open_image
 
 PAPER, INK, FAINT, WRONG = "#ffffff", "#222222", "#eeeeee", "#d9480f"
@@ -34,8 +36,12 @@ class Group:
 def thumbnail(path: str | os.PathLike[str], edge: int = EDGE) -> Image.Image:
     """A picture of at most edge x edge pixels, whole; a blank one if the file is gone."""
     try:
-        image = open_image(path).convert("RGB")
-    except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata
+            with Image.open(path) as file:
+                file.draft("RGB", (2 * edge, 2 * edge))  # a large JPEG is decoded at an eighth of its size
+                image = open_image(ImageOps.exif_transpose(file)).convert("RGB")
+    except (ValueError, OSError):
         blank = Image.new("RGB", (edge, edge), FAINT)
         ImageDraw.Draw(blank).text((edge / 2, edge / 2), "gone", INK, anchor="mm")
         return blank
@@ -54,13 +60,13 @@ def draw_sheet(title: str, groups: Sequence[Group], path: Path, *, columns: int 
     shown = groups[:most]
     sheet = Image.new("RGB", (width, 2 * LINE + len(shown) * row + (LINE if len(groups) > most else 0) + GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((2 * GAP, GAP), title, INK, font=ImageFont.load_default(16))
-    font = ImageFont.load_default(13)
+    draw.text((2 * GAP, GAP), printable(title), INK, font=_font(15))
+    font = _font(12)
     top = 2 * LINE
     for group in shown:
         hidden = len(group.pictures) - columns
         text = group.title + (f", {hidden} of them not shown" if hidden > 0 else "")
-        draw.text((2 * GAP, top), text, INK, font=font)
+        draw.text((2 * GAP, top), printable(text), INK, font=font)
         for place, picture in enumerate(group.pictures[:columns]):
             image = thumbnail(picture.file)
             left = 2 * GAP + place * (EDGE + GAP) + (EDGE - image.width) // 2
@@ -73,3 +79,10 @@ def draw_sheet(title: str, groups: Sequence[Group], path: Path, *, columns: int 
     if len(groups) > most:
         draw.text((2 * GAP, top), f"and {len(groups) - most} more", INK, font=font)
     write_file(path, lambda temporary: sheet.save(temporary))
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """matplotlib brings a font with more alphabets than Pillow's own."""
+    from matplotlib import get_data_path
+
+    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size)
