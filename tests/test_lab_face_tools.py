@@ -178,6 +178,20 @@ class TestCommands:
         index = FaceIndex(tmp_path / "index")
         assert index.face(file_digest(photos / "bob" / "1b.png")).person == "bob"
 
+    def test_copies_with_two_people_are_named_and_names_are_not_lost(self, photos, model, tmp_path, capsys):
+        where = ["--model", model, "--index", tmp_path / "index"]
+        shutil.copy(photos / "ann" / "0.png", photos / "bob" / "also.png")
+        assert self.run("embed", photos, *where, "--json", tmp_path / "e.json") == 0
+        said = capsys.readouterr().out
+        assert (
+            f"1 copies lie with another person, and count for the first:\n  {photos / 'bob' / 'also.png'} is " in said
+        )
+        figures = json.loads((tmp_path / "e.json").read_text())
+        assert (figures["added"], figures["known"], figures["pictures"]) == (8, 1, 8)
+        assert list(figures["doubtful"]) == [str(photos / "bob" / "also.png")]
+        self.run("embed", photos / "bob", *where)
+        assert {face.person for face in FaceIndex(tmp_path / "index").faces} == {"ann", "bob"}
+
     def test_a_flat_folder_has_no_people(self, photos, model, tmp_path, capsys):
         self.run("embed", photos / "ann", "--model", model, "--index", photos / "ann" / "index")
         assert "holds 4 pictures, 512" in capsys.readouterr().out

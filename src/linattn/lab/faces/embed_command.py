@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     print(tally.report())
     if args.json:
         broken = {str(path): reason for path, reason in tally.broken}
-        write_json(args.json, {**asdict(tally), "broken": broken, "pictures": len(index)})
+        doubtful = {str(path): str(other) for path, other in tally.doubtful}
+        write_json(args.json, {**asdict(tally), "broken": broken, "doubtful": doubtful, "pictures": len(index)})
         print(f"wrote {args.json}")
     people = {face.person for face in index.faces if face.person is not None}
     size = index.settings["dim"] * (1 if index.settings["storage"] == "int8" else 4)

@@ -25,6 +25,7 @@ class Tally:
     renamed: int = 0  # known by another path, which is gone, or by another person
     removed: int = 0
     broken: list[tuple[Path, str]] = field(default_factory=list)
+    doubtful: list[tuple[Path, Path]] = field(default_factory=list)  # the same contents in folders of two people
 
     def report(self) -> str:
         """One line of counts, and one for each broken file."""
@@ -35,6 +36,9 @@ class Tally:
             text += f", {self.removed} removed"
         if self.broken:
             text += f", {len(self.broken)} skipped:" + "".join(f"\n  {path}: {reason}" for path, reason in self.broken)
+        if self.doubtful:
+            text += f"\n{len(self.doubtful)} copies lie with another person, and count for the first:"
+            text += "".join(f"\n  {path} is {other}" for path, other in self.doubtful)
         if any(path.suffix.lower() in (".heic", ".heif") for path, _ in self.broken):
             text += "\n(Pillow does not read HEIC by itself: save those as JPEG.)"
         return printable(text)
@@ -96,23 +100,26 @@ def _embedded(
 ) -> Iterator[tuple[list[Face], np.ndarray]]:
     """Batches of faces that are new to the index, with their embeddings; `tally` and `moved` are filled on the way."""
     batch: list[Face] = []
-    seen: set[str] = set()
+    seen: dict[str, Face] = {}
     for path, person in progress(files, desc="pictures", unit="picture"):
         try:
             face = Face(str(path.absolute()), person, file_digest(path))
         except OSError as error:
             tally.broken.append((path, error.strerror or str(error)))
             continue
-        if face.digest in seen:
-            tally.known += 1
-        elif index is not None and face.digest in index:
+        old = seen.get(face.digest)
+        if old is None and index is not None and face.digest in index:
             old = index.face(face.digest)
-            tally.known += 1
             if old.file == face.file or not Path(old.file).is_file():
-                moved.append(face)
-        else:
+                old = Face(face.file, face.person or old.person, face.digest)
+                moved.append(old)
+        if old is None:
             batch.append(face)
-        seen.add(face.digest)
+        else:
+            tally.known += 1
+            if None not in (old.person, face.person) and old.person != face.person:
+                tally.doubtful.append((path, Path(old.file)))
+        seen[face.digest] = old or face
         if len(batch) == BATCH:
             yield embed_faces(batch, embedder, tally)
             batch = []
@@ -133,4 +140,5 @@ def embed_faces(batch: Iterable[Face], embedder: Embedder, tally: Tally) -> tupl
             tally.broken.append((Path(face.file), str(error.__cause__ or error)))
             continue
         faces.append(face)
-    return faces, embedder.embed_tensor(torch.cat(small)).numpy() if small else np.empty((0, embedder.dim), np.float32)
+    parts = [torch.cat(small[i : i + BATCH]) for i in range(0, len(small), BATCH)]
+    return faces, torch.cat([torch.empty(0, embedder.dim), *map(embedder.embed_tensor, parts)]).numpy()
