@@ -11,8 +11,9 @@ from .sources import add_gallery, load_gallery
 
 HELP = """
 Puts pictures that show one person together, without being told who is who: agglomerative clustering, which stops where
-the mean squared distance of two clusters is above the threshold (a lower one makes more and purer clusters). Writes a contact sheet and a page. Where pictures lie in
-folders by person, it says how well the clusters match them, and marks the pictures that lie with other people.
+the mean squared distance of two clusters is above the threshold; a lower one makes more and purer clusters. Writes a
+contact sheet and a page. Where pictures lie in folders by person, it says how well the clusters match them, and marks the
+pictures that lie with other people.
 
 examples:
   linattn lab faces cluster                         # the pictures of faces-index
