@@ -147,7 +147,7 @@ class TestKilled:
                     return step
 
                 patch.setattr(index_module, "write_file", killable(index_module.write_file))
-                patch.setattr(index_module, "write_json", killable(index_module.write_json))
+                patch.setattr(index_module, "write_text", killable(index_module.write_text))
                 patch.setattr(Path, "unlink", killable(Path.unlink))
                 if stop < 4:
                     with pytest.raises(KeyboardInterrupt):

@@ -12,15 +12,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ..._files import write_file, write_json
+from ..._files import write_file, write_json, write_text
 from .nearest import FAISS_BEYOND, nearest
 from .quantise import from_bytes, to_bytes
 
@@ -30,8 +30,7 @@ CHUNK_SHARDS = 8  # searched at once
 STORAGES = {"float32": np.float32, "int8": np.int8}
 
 
-@dataclass(frozen=True)
-class Face:
+class Face(NamedTuple):
     """A picture of an index: where it was, who it shows (None: not known), and the digest of the file's contents."""
 
     file: str
@@ -225,7 +224,8 @@ class FaceIndex:
         return shard
 
     def _write_names(self, shard: _Shard) -> None:
-        write_json(self.folder / f"{shard.name}.json", {"faces": [asdict(face) for face in shard.faces]})
+        lines = ",\n".join(json.dumps(face._asdict()) for face in shard.faces)
+        write_text(self.folder / f"{shard.name}.json", f'{{"faces": [\n{lines}\n]}}\n')
 
     def _read_names(self, path: Path) -> _Shard:
         try:
