@@ -173,7 +173,7 @@ class TestCommands:
         (photos / "ann" / "2.png").unlink()
         assert self.run("embed", photos, *where, "--prune") == 0
         said = capsys.readouterr().out
-        assert "1 pictures added, 8 known already (1 renamed), 1 removed\n" in said
+        assert "1 picture added, 8 known already (1 renamed), 1 removed\n" in said
         assert "holds 8 pictures of 2 people, 128 bytes each" in said
         index = FaceIndex(tmp_path / "index")
         assert index.face(file_digest(photos / "bob" / "1b.png")).person == "bob"
@@ -183,9 +183,7 @@ class TestCommands:
         shutil.copy(photos / "ann" / "0.png", photos / "bob" / "also.png")
         assert self.run("embed", photos, *where, "--json", tmp_path / "e.json") == 0
         said = capsys.readouterr().out
-        assert (
-            f"1 copies lie with another person, and count for the first:\n  {photos / 'bob' / 'also.png'} is " in said
-        )
+        assert f"the same contents with two people, counted for the first:\n  {photos / 'bob' / 'also.png'} is " in said
         figures = json.loads((tmp_path / "e.json").read_text())
         assert (figures["added"], figures["known"], figures["pictures"]) == (8, 1, 8)
         assert list(figures["doubtful"]) == [str(photos / "bob" / "also.png")]

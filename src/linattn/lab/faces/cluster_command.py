@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require("PIL", "safetensors", "sklearn", "scipy", "matplotlib")
     from .cluster import agreement, cluster, typical_first
+    from .gather import counted
     from .pages import note, section, write_page
     from .sheet import Group, draw_sheet
 
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     many = [group for group in members if len(group) > 1]
     alone = [group[0] for group in members if len(group) == 1]
     summary = (
-        f"{len(gallery.faces)} pictures: {len(many)} clusters, {len(alone)} alone, at threshold {gallery.threshold:.3f}"
+        f"{counted(len(gallery.faces), 'picture')}: {counted(len(many), 'cluster')}, {len(alone)} alone, "
+        f"at threshold {gallery.threshold:.3f}"
     )
     print(summary)
     figures: dict[str, Any] = {
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"wrote {args.html}")
     if args.into:
-        print(f"copied {_copy(members, args.into)} pictures into {args.into}")
+        print(f"copied {counted(_copy(members, args.into), 'picture')} into {args.into}")
     if args.json:
         write_json(args.json, figures)
         print(f"wrote {args.json}")

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command
 def run(args: argparse.Namespace) -> int:
     require("PIL", "safetensors")
-    from .gather import add_folder, files_of
+    from .gather import add_folder, counted, files_of
     from .index import FaceIndex
 
     files_of(args.photos)
@@ -67,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"wrote {args.json}")
     people = {face.person for face in index.faces if face.person is not None}
     size = index.settings["dim"] * (1 if index.settings["storage"] == "int8" else 4)
-    known = f" of {len(people)} people" if people else ""
-    print(f"{args.index} holds {len(index)} pictures{known}, {size} bytes each")
+    known = f" of {counted(len(people), 'person', 'people')}" if people else ""
+    print(f"{args.index} holds {counted(len(index), 'picture')}{known}, {size} bytes each")
     return 0

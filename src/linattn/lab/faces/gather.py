@@ -29,7 +29,7 @@ class Tally:
 
     def report(self) -> str:
         """One line of counts, and one for each broken file."""
-        text = f"{self.added} pictures added"
+        text = f"{counted(self.added, 'picture')} added"
         if self.known:
             text += f", {self.known} known already" + (f" ({self.renamed} renamed)" if self.renamed else "")
         if self.removed:
@@ -37,11 +37,16 @@ class Tally:
         if self.broken:
             text += f", {len(self.broken)} skipped:" + "".join(f"\n  {path}: {reason}" for path, reason in self.broken)
         if self.doubtful:
-            text += f"\n{len(self.doubtful)} copies lie with another person, and count for the first:"
+            text += "\nthe same contents with two people, counted for the first:"
             text += "".join(f"\n  {path} is {other}" for path, other in self.doubtful)
         if any(path.suffix.lower() in (".heic", ".heif") for path, _ in self.broken):
             text += "\n(Pillow does not read HEIC by itself: save those as JPEG.)"
         return printable(text)
+
+
+def counted(number: int, noun: str, many: str = "") -> str:
+    """1 picture, 2 pictures; 1 person, 2 people."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
 
 
 def printable(text: str) -> str:
