@@ -190,6 +190,39 @@ class TestCommands:
         self.run("embed", photos / "bob", *where)
         assert {face.person for face in FaceIndex(tmp_path / "index").faces} == {"ann", "bob"}
 
+    def test_a_picture_that_was_overwritten_replaces_the_old_one(self, photos, model, tmp_path, capsys):
+        where = ["--model", model, "--index", tmp_path / "index"]
+        self.run("embed", photos, *where)
+        picture(50).save(photos / "ann" / "0.png")
+        shutil.copy(photos / "bob" / "1.png", photos / "bob" / "0.png")
+        capsys.readouterr()
+        self.run("embed", photos, *where)
+        assert "1 picture added, 7 known already, 2 removed\n" in capsys.readouterr().out
+        assert len(FaceIndex(tmp_path / "index")) == 7
+        assert file_digest(photos / "ann" / "0.png") in FaceIndex(tmp_path / "index")
+
+    def test_two_pictures_that_change_places_change_names(self, photos, model, tmp_path, capsys):
+        where = ["--model", model, "--index", tmp_path / "index"]
+        self.run("embed", photos, *where)
+        ann, bob = photos / "ann" / "0.png", photos / "bob" / "0.png"
+        first, second = ann.read_bytes(), bob.read_bytes()
+        ann.write_bytes(second)
+        bob.write_bytes(first)
+        capsys.readouterr()
+        self.run("embed", photos, *where)
+        assert capsys.readouterr().out.startswith("0 pictures added, 8 known already (2 renamed)\n")
+        index = FaceIndex(tmp_path / "index")
+        assert {path: index.face(file_digest(path)).person for path in (ann, bob)} == {ann: "ann", bob: "bob"}
+
+    def test_folders_too_deep_are_named_and_other_peoples_files_left_alone(self, photos, model, tmp_path, capsys):
+        (photos / "ann" / "2020").mkdir()
+        picture(51).save(photos / "ann" / "2020" / "deep.png")
+        (photos / "ann" / "index.json").write_text("{}")
+        self.run("embed", photos, "--model", model, "--index", tmp_path / "index")
+        said = capsys.readouterr().out
+        assert "8 pictures added, 1 skipped:" in said
+        assert f"folders below those of people are not read: {photos / 'ann' / '2020'}\n" in said
+
     def test_a_flat_folder_has_no_people(self, photos, model, tmp_path, capsys):
         self.run("embed", photos / "ann", "--model", model, "--index", photos / "ann" / "index")
         assert "holds 4 pictures, 512" in capsys.readouterr().out

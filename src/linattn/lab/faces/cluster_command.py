@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require("PIL", "safetensors", "sklearn", "scipy", "matplotlib")
     from .cluster import agreement, cluster, typical_first
-    from .gather import counted
     from .pages import note, section, write_page
     from .sheet import Group, draw_sheet
+    from .words import counted
 
     if args.into and args.into.exists() and (not args.into.is_dir() or any(args.into.iterdir())):
         raise ValueError(f"{args.into} is there and not empty: name a new folder by --into.")

@@ -37,8 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command
 def run(args: argparse.Namespace) -> int:
     require("PIL", "safetensors")
-    from .gather import add_folder, counted, files_of
+    from .gather import add_folder, files_of
     from .index import FaceIndex
+    from .words import counted
 
     files_of(args.photos)
     embedder = load_embedder(args.model)
@@ -62,8 +63,12 @@ def run(args: argparse.Namespace) -> int:
     print(tally.report())
     if args.json:
         broken = {str(path): reason for path, reason in tally.broken}
+        unread = [str(path) for path in tally.unread]
         doubtful = {str(path): str(other) for path, other in tally.doubtful}
-        write_json(args.json, {**asdict(tally), "broken": broken, "doubtful": doubtful, "pictures": len(index)})
+        write_json(
+            args.json,
+            {**asdict(tally), "broken": broken, "doubtful": doubtful, "unread": unread, "pictures": len(index)},
+        )
         print(f"wrote {args.json}")
     people = {face.person for face in index.faces if face.person is not None}
     size = index.settings["dim"] * (1 if index.settings["storage"] == "int8" else 4)

@@ -1,7 +1,7 @@
 """From files to embeddings: digests first, so that what is known is neither read nor computed again."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from .._commandline import progress
 from .embedder import Embedder
 from .images import open_image, scan, to_tensor
 from .index import Face, FaceIndex, file_digest
+from .words import counted, printable, short
 
 BATCH = 64
 
@@ -26,39 +27,33 @@ class Tally:
     removed: int = 0
     broken: list[tuple[Path, str]] = field(default_factory=list)
     doubtful: list[tuple[Path, Path]] = field(default_factory=list)  # the same contents in folders of two people
+    unread: list[Path] = field(default_factory=list)  # folders too deep to be a person's
 
     def report(self) -> str:
-        """One line of counts, and one for each broken file."""
+        """Counts, and a line for each file that wants attention."""
         text = f"{counted(self.added, 'picture')} added"
         if self.known:
             text += f", {self.known} known already" + (f" ({self.renamed} renamed)" if self.renamed else "")
         if self.removed:
             text += f", {self.removed} removed"
         if self.broken:
-            text += f", {len(self.broken)} skipped:" + "".join(f"\n  {path}: {reason}" for path, reason in self.broken)
-        if self.doubtful:
-            text += "\nthe same contents with two people, counted for the first:"
-            text += "".join(f"\n  {path} is {other}" for path, other in self.doubtful)
+            text += f", {len(self.broken)} skipped:"
+            text += "".join(f"\n  {short(path)}: {reason}" for path, reason in self.broken)
         if any(path.suffix.lower() in (".heic", ".heif") for path, _ in self.broken):
             text += "\n(Pillow does not read HEIC by itself: save those as JPEG.)"
+        if self.doubtful:
+            text += "\nthe same contents with two people, counted for the first:"
+            text += "".join(f"\n  {short(path)} is {short(other)}" for path, other in self.doubtful)
+        if self.unread:
+            text += f"\nfolders below those of people are not read: {', '.join(map(short, self.unread[:3]))}"
+            text += ", ..." if len(self.unread) > 3 else ""
         return printable(text)
-
-
-def counted(number: int, noun: str, many: str = "") -> str:
-    """1 picture, 2 pictures; 1 person, 2 people."""
-    return f"{number} {noun if number == 1 else many or noun + 's'}"
-
-
-def printable(text: str) -> str:
-    """Text that every terminal and file takes: bytes of a file's name that are no UTF-8 become question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def files_of(folder: str | os.PathLike[str]) -> list[tuple[Path, str | None]]:
     """Files of a folder with their person; an index or a model that lies in it is left out."""
     files = scan(folder)
-    tops = {path.parent for path, _ in files}
-    own = {top for top in tops if (top / "index.json").is_file() or (top / "embedder.json").is_file()}
+    own = {top for top in {path.parent for path, _ in files} if _is_ours(top)}
     found = [(path, person) for path, person in files if path.parent not in own]
     if not found:
         raise ValueError(
@@ -74,25 +69,31 @@ def add_folder(index: FaceIndex, folder: str | os.PathLike[str], embedder: Embed
     Args:
         prune: take out of the index what is no longer on disk.
     """
-    tally = Tally()
-    moved: list[Face] = []
-    for faces, embeddings in _embedded(files_of(folder), embedder, tally, index, moved):
+    tally = Tally(unread=_too_deep(folder))
+    found: list[Face] = []
+    for faces, embeddings in _embedded(files_of(folder), embedder, tally, index, found):
         tally.added += index.add(faces, embeddings)
-    tally.renamed = index.rename(moved)
+    now = {face.file: face.digest for face in found}
+    tally.renamed = index.rename(_moved(index, found, now))
+    tally.doubtful = _doubtful(found, {face.digest: face for face in index.faces})
+    gone = {face.digest for face in index.faces if now.get(face.file, face.digest) != face.digest}  # overwritten since
     if prune:
-        tally.removed = index.remove(face.digest for face in list(index.faces) if not Path(face.file).is_file())
+        gone |= {face.digest for face in index.faces if not Path(face.file).is_file()}
+    tally.removed = index.remove(gone)
     return tally
 
 
 def read_faces(folder: str | os.PathLike[str], embedder: Embedder) -> tuple[list[Face], np.ndarray, Tally]:
     """The pictures of a folder and their embeddings (N, dim), kept nowhere."""
-    tally = Tally()
+    tally = Tally(unread=_too_deep(folder))
+    found: list[Face] = []
     faces: list[Face] = []
     parts = [np.empty((0, embedder.dim), np.float32)]
-    for some, embeddings in _embedded(files_of(folder), embedder, tally, None, []):
+    for some, embeddings in _embedded(files_of(folder), embedder, tally, (), found):
         faces += some
         parts.append(embeddings)
     tally.added = len(faces)
+    tally.doubtful = _doubtful(found, {face.digest: face for face in faces})
     return faces, np.concatenate(parts), tally
 
 
@@ -100,31 +101,24 @@ def _embedded(
     files: Iterable[tuple[Path, str | None]],
     embedder: Embedder,
     tally: Tally,
-    index: FaceIndex | None,
-    moved: list[Face],
+    known: Container[str],
+    found: list[Face],
 ) -> Iterator[tuple[list[Face], np.ndarray]]:
-    """Batches of faces that are new to the index, with their embeddings; `tally` and `moved` are filled on the way."""
+    """Batches of faces whose digests are not known yet, with their embeddings; `found` takes all faces on the way."""
     batch: list[Face] = []
-    seen: dict[str, Face] = {}
+    seen: set[str] = set()
     for path, person in progress(files, desc="pictures", unit="picture"):
         try:
             face = Face(str(path.absolute()), person, file_digest(path))
         except OSError as error:
             tally.broken.append((path, error.strerror or str(error)))
             continue
-        old = seen.get(face.digest)
-        if old is None and index is not None and face.digest in index:
-            old = index.face(face.digest)
-            if old.file == face.file or not Path(old.file).is_file():
-                old = Face(face.file, face.person or old.person, face.digest)
-                moved.append(old)
-        if old is None:
-            batch.append(face)
-        else:
+        found.append(face)
+        if face.digest in seen or face.digest in known:
             tally.known += 1
-            if None not in (old.person, face.person) and old.person != face.person:
-                tally.doubtful.append((path, Path(old.file)))
-        seen[face.digest] = old or face
+        else:
+            batch.append(face)
+        seen.add(face.digest)
         if len(batch) == BATCH:
             yield embed_faces(batch, embedder, tally)
             batch = []
@@ -147,3 +141,36 @@ def embed_faces(batch: Iterable[Face], embedder: Embedder, tally: Tally) -> tupl
         faces.append(face)
     parts = [torch.cat(small[i : i + BATCH]) for i in range(0, len(small), BATCH)]
     return faces, torch.cat([torch.empty(0, embedder.dim), *map(embedder.embed_tensor, parts)]).numpy()
+
+
+def _moved(index: FaceIndex, found: list[Face], now: dict[str, str]) -> list[Face]:
+    """Faces whose file or person in the index is no longer right; where the new place has no name, the old one stays."""
+    moved: dict[str, Face] = {}
+    for face in found:
+        if face.digest not in index or face.digest in moved:
+            continue
+        old = index.face(face.digest)
+        left = now.get(old.file, old.digest) != old.digest or not Path(old.file).is_file()
+        if left or face.file == old.file:
+            moved[face.digest] = face._replace(person=face.person or old.person)
+    return list(moved.values())
+
+
+def _doubtful(found: list[Face], kept: dict[str, Face]) -> list[tuple[Path, Path]]:
+    """Files whose contents are kept under another person."""
+    return [
+        (Path(face.file), Path(kept[face.digest].file))
+        for face in found
+        if face.digest in kept and face.person and kept[face.digest].person not in (None, face.person)
+    ]
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is a model or an index."""
+    if (folder / "embedder.safetensors").is_file():
+        return True
+    return (folder / "index.json").is_file() and b'"faces_index"' in (folder / "index.json").read_bytes()
+
+
+def _too_deep(folder: str | os.PathLike[str]) -> list[Path]:
+    return sorted(path for path in Path(folder).glob("[!.]*/[!.]*") if path.is_dir())

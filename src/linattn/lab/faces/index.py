@@ -52,7 +52,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 class FaceIndex:
-    """Embeddings with names in a folder. Use `create` or `open`.
+    """Embeddings with names in a folder: FaceIndex(folder) opens one, `create` makes one.
 
     `faces` lists what is in it; the place of a face in that list is the place that `search` gives.
     """
@@ -103,7 +103,7 @@ class FaceIndex:
     def __len__(self) -> int:
         return len(self.faces)
 
-    def __contains__(self, digest: str) -> bool:
+    def __contains__(self, digest: object) -> bool:
         return digest in self._place
 
     def face(self, digest: str) -> Face:

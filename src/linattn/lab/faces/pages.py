@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...measure.page import page
 from .._commandline import write_file
-from .gather import printable
 from .sheet import Group, Shown, thumbnail
+from .words import printable
 
 STYLE = """<style>
 body{max-width:76rem}

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._commandline import command, describe, require, table, write_json
 from .nearest import FAISS_BEYOND
-from .sources import add_index, add_model, add_threshold, embedder_of, open_index, short
+from .sources import add_index, add_model, add_threshold, embedder_of, open_index
 
 HELP = """
 Finds the faces of an index that are nearest to a picture, nearest first, and says which of them are near enough to be
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.k < 1:
         raise ValueError(f"-k must be 1 or more, got {args.k}.")
     require("PIL", "safetensors")
-    from .gather import printable
+    from .words import printable, short
 
     index = open_index(args.index)
     embedder = embedder_of(index, args.model)

@@ -9,8 +9,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from .._commandline import write_file
-from .gather import printable
 from .images import open_image
+from .words import printable
 
 PAPER, INK, FAINT, WRONG = "#ffffff", "#222222", "#eeeeee", "#d9480f"
 EDGE, GAP, LINE = 84, 6, 22

@@ -92,12 +92,6 @@ def check_same_network(index: Any, embedder: Any) -> None:
         )
 
 
-def short(file: str) -> str:
-    """A path as seen from the current folder, where it lies below it."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
-
-
 def load_gallery(args: argparse.Namespace) -> Gallery:
     """What `add_gallery` asked for."""
     if args.photos is None:
