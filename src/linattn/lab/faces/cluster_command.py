@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picture", metavar="FILE", type=Path, default=Path("clusters.png"), help="default %(default)s"
     )
     parser.add_argument("--html", metavar="FILE", type=Path, default=Path("clusters.html"), help="default %(default)s")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, help="copy the pictures into a folder for each cluster")
+    parser.add_argument(
+        "--into", metavar="FOLDER", type=Path, help="copy the pictures of clusters into a folder for each"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the clusters for machines")
 
 
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"wrote {args.html}")
     if args.into:
-        print(f"copied {counted(_copy(members, args.into), 'picture')} into {args.into}")
+        print(f"copied {counted(_copy(many, args.into), 'picture')} into {args.into}; those alone stay where they are")
     if args.json:
         write_json(args.json, figures)
         print(f"wrote {args.json}")
@@ -107,10 +109,10 @@ def _shown(face: Any, person: str | None) -> Any:
 
 
 def _copy(members: list[list[Any]], folder: Path) -> int:
-    """Copies of the pictures in 001/, 002/, ... and, of those that no other resembles, in alone/."""
+    """Copies of the pictures of clusters in 001/, 002/, ..."""
     count = 0
     for number, group in enumerate(members, 1):
-        target = folder / (f"{number:03d}" if len(group) > 1 else "alone")
+        target = folder / f"{number:03d}"
         target.mkdir(parents=True, exist_ok=True)
         for face in group:
             source = Path(face.file)
