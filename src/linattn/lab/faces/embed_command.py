@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
     parser.add_argument("photos", metavar="PHOTOS", type=Path, help="folder of person/picture files, or of pictures")
     add_model(parser)
-    add_index(parser)
+    add_index(parser, "to make or to add to")
     parser.add_argument(
         "--storage", choices=["float32", "int8"], help="of a new index: 4 bytes or 1 byte a number (default float32)"
     )

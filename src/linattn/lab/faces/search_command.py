@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
     parser.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+")
     add_index(parser)
-    add_model(parser, None)
+    add_model(parser, None, "the one that made the index")
     add_threshold(parser)
     parser.add_argument("-k", type=int, default=5, help="how many faces to show (default %(default)s)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the pictures")

@@ -20,20 +20,18 @@ class Gallery:
     title: str
 
 
-def add_model(parser: argparse.ArgumentParser, default: Path | None = MODEL) -> None:
-    text = f"default {default}" if default else "default: the one that made the index"
-    parser.add_argument(
-        "--model", metavar="FOLDER", type=Path, default=default, help=f"from `linattn lab faces train` ({text})"
-    )
+def add_model(parser: argparse.ArgumentParser, default: Path | None = MODEL, otherwise: str = str(MODEL)) -> None:
+    text = f"from `linattn lab faces train` (default {otherwise})"
+    parser.add_argument("--model", metavar="FOLDER", type=Path, default=default, help=text)
 
 
-def add_index(parser: argparse.ArgumentParser) -> None:
+def add_index(parser: argparse.ArgumentParser, text: str = "from `linattn lab faces embed`") -> None:
     parser.add_argument(
         "--index",
         metavar="FOLDER",
         type=Path,
         default=INDEX,
-        help="from `linattn lab faces embed` (default %(default)s)",
+        help=f"{text} (default %(default)s)",
     )
 
 
@@ -49,7 +47,7 @@ def add_gallery(parser: argparse.ArgumentParser, what: str) -> None:
     """A folder of pictures or an index, the model and the threshold."""
     parser.add_argument("photos", metavar="PHOTOS", type=Path, nargs="?", help=f"folder of {what} (default: the index)")
     add_index(parser)
-    add_model(parser, None)
+    add_model(parser, None, f"the one that made the index; for PHOTOS {MODEL}")
     add_threshold(parser)
 
 
