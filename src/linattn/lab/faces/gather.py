@@ -72,7 +72,9 @@ def add_folder(index: FaceIndex, folder: str | os.PathLike[str], embedder: Embed
     tally = Tally(unread=_too_deep(folder))
     found: list[Face] = []
     for faces, embeddings in _embedded(files_of(folder), embedder, tally, index, found):
-        tally.added += index.add(faces, embeddings)
+        added = index.add(faces, embeddings)
+        tally.added += added
+        tally.known += len(faces) - added  # another process was first
     now = {face.file: face.digest for face in found}
     tally.renamed = index.rename(_moved(index, found, now))
     tally.doubtful = _doubtful(found, {face.digest: face for face in index.faces})
