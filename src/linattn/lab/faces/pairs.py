@@ -50,7 +50,7 @@ class Pairs:
 
     def threshold_for(self, far: float) -> float:
         """The largest threshold that mistakes at most this share of pairs of different people."""
-        allowed = int(far * len(self.different))
+        allowed = int(far * len(self.different) + 1e-9)
         if allowed >= len(self.different):
             return 4.0
         return max(0.0, float(np.nextafter(np.float32(self.different[allowed]), np.float32(-1))))
