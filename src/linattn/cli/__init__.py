@@ -9,10 +9,15 @@ from typing import Any
 
 # Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
 # its command is used. A table in place of a module makes a command with commands of its own.
+FACES: dict[str, tuple[Any, str]] = {
+    "train": ("linattn.lab.faces.train_command", "an embedding from a folder with a folder for each person"),
+    "report": ("linattn.lab.faces.report_command", "verification of unseen people, beside Fisherfaces; ablations"),
+}
 LABS: dict[str, tuple[Any, str]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+    "faces": (FACES, "FaceNet: distance means identity; train on any folder of people, and use it"),
 }
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
