@@ -11,6 +11,8 @@ from typing import Any
 # its command is used. A table in place of a module makes a command with commands of its own, and a third entry is text
 # for the end of its --help.
 FACES: dict[str, tuple[Any, ...]] = {
+    "train": ("linattn.lab.faces.train_command", "an embedding from a folder with a folder for each person"),
+    "report": ("linattn.lab.faces.report_command", "verification of unseen people, beside Fisherfaces; ablations"),
     "orl": ("linattn.lab.faces.orl_command", "write the ORL faces as a first folder of person/picture files"),
     "embed": ("linattn.lab.faces.embed_command", "put the faces of a folder into an index, which grows"),
     "verify": ("linattn.lab.faces.verify_command", "do two pictures show one person, and how sure is that"),
@@ -31,7 +33,7 @@ LABS: dict[str, tuple[Any, ...]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
-    "faces": (FACES, "FaceNet: learn an embedding in which distance means identity, and use it", FACES_PATH),
+    "faces": (FACES, "FaceNet: distance means identity; train on any folder of people, and use it", FACES_PATH),
 }
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
