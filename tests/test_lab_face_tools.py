@@ -1,5 +1,6 @@
 """Faces for people: the commands, on pictures of any kind."""
 
+import io
 import json
 import os
 import re
@@ -54,6 +55,10 @@ def broken_files(folder):
     picture(5, (400, 400)).save(whole, quality=95)
     data = whole.read_bytes()
     whole.unlink()
+    texture = io.BytesIO()
+    picture(5).convert("RGB").save(texture, "DDS")
+    flags = bytearray(texture.getvalue())
+    flags[80:84] = b"\x80\0\0\0"  # Pillow raises NotImplementedError
     header = b"\x89PNG\r\n\x1a\n"
     size = struct.pack(">IIBBBBB", 10, 10, 8, 0, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + size + struct.pack(">I", zlib.crc32(b"IHDR" + size))
@@ -65,6 +70,7 @@ def broken_files(folder):
         "no-pixels.png": header + chunk,
         "tiff.tif": b"II*\x00\x08\x00\x00\x00\xff\xff",
         "gif.gif": b"GIF89a",
+        "flags.dds": bytes(flags),
         "bmp.bmp": b"BM" + b"\xff" * 30,
         "webp.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
     }
@@ -136,8 +142,8 @@ class TestFormats:
         """Pictures of all formats with bytes changed at random: read or skipped, nothing else."""
         rng = np.random.default_rng(0)
         (tmp_path / "photos").mkdir()
-        for suffix in ("png", "jpg", "bmp", "webp", "gif", "tif"):
-            picture(2).save(tmp_path / f"whole.{suffix}")
+        for suffix in ("png", "jpg", "bmp", "webp", "gif", "tif", "dds"):
+            picture(2).convert("RGB" if suffix == "dds" else "L").save(tmp_path / f"whole.{suffix}")
             data = (tmp_path / f"whole.{suffix}").read_bytes()
             for i in range(25):
                 wrong = bytearray(data[: int(rng.integers(1, len(data) + 1))])
@@ -146,7 +152,7 @@ class TestFormats:
                 (tmp_path / "photos" / f"{i}.{suffix}").write_bytes(bytes(wrong))
         index = FaceIndex.create(tmp_path / "index", 128)
         tally = add_folder(index, tmp_path / "photos", Embedder.load(model))
-        assert tally.added + tally.known + len(tally.broken) == 150
+        assert tally.added + tally.known + len(tally.broken) == 175
         assert len(tally.broken) > 50
         assert np.isfinite(index.embeddings()).all()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .._commandline import progress
 from .embedder import Embedder
@@ -128,6 +129,16 @@ def _embedded(
         yield embed_faces(batch, embedder, tally)
 
 
+def read_picture(file: str | os.PathLike[str], embedder: Embedder) -> Tensor:
+    """A picture as the network takes it, (1, channels, height, width). Raises ValueError if it cannot be read."""
+    try:
+        return to_tensor([open_image(file)], embedder.spec.size, embedder.spec.channels)
+    except ValueError:
+        raise
+    except Exception as error:  # Pillow's readers of rarer formats raise anything on damaged files
+        raise ValueError(f"{os.fspath(file)} is not a picture that can be read: {error}") from error
+
+
 def embed_faces(batch: Iterable[Face], embedder: Embedder, tally: Tally) -> tuple[list[Face], np.ndarray]:
     """Faces of a batch that can be read, and their embeddings (N, dim); the others go into the tally.
 
@@ -136,7 +147,7 @@ def embed_faces(batch: Iterable[Face], embedder: Embedder, tally: Tally) -> tupl
     faces, small = [], []
     for face in batch:
         try:
-            small.append(to_tensor([open_image(face.file)], embedder.spec.size, embedder.spec.channels))
+            small.append(read_picture(face.file, embedder))
         except ValueError as error:
             tally.broken.append((Path(face.file), str(error.__cause__ or error)))
             continue

@@ -30,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @command
 def run(args: argparse.Namespace) -> int:
     require("PIL", "safetensors")
-    from .images import open_image
+    import torch
+
+    from .gather import read_picture
     from .nearest import squared_distances
     from .sure import Sureness
 
-    pictures = [open_image(path) for path in (args.first, args.second)]
     embedder = load_embedder(args.model)
-    first, second = embedder.embed(pictures).numpy()
+    pictures = torch.cat([read_picture(path, embedder) for path in (args.first, args.second)])
+    first, second = embedder.embed_tensor(pictures).numpy()
     distance = float(squared_distances(first[None], second[None])[0, 0])
     threshold = embedder.threshold if args.threshold is None else args.threshold
     same = distance <= threshold
