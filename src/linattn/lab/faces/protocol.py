@@ -151,12 +151,12 @@ def tested_pairs(results: dict[Job, dict[str, np.ndarray]], jobs: list[Job], par
 def quantised(vectors: np.ndarray, bits: int) -> np.ndarray:
     """Vectors as whole numbers of so many bits and back: 128 numbers of 8 bits are the paper's 128 bytes.
 
-    One scale for all vectors; the few numbers beyond it are cut off.
+    One scale for all vectors, about the best for numbers with a normal spread; the few beyond it are cut off.
     """
     if bits == 1:
         return np.sign(vectors) / np.sqrt(vectors.shape[1])
     top = 2 ** (bits - 1) - 1
-    scale = 4 / np.sqrt(vectors.shape[1]) / top
+    scale = {8: 4.0, 4: 2.6, 2: 1.2}[bits] / np.sqrt(vectors.shape[1]) / top
     return np.clip(np.round(vectors / scale), -top, top) * scale
 
 
