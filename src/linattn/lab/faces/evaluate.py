@@ -25,7 +25,7 @@ class Pairs:
     def __post_init__(self) -> None:
         if not self.same.any() or self.same.all():
             raise ValueError(
-                f"verification needs pairs of one person and of two; {int(self.same.sum())} of {len(self.same)} are of one."
+                f"verification needs pairs of one person and of two, got {int(self.same.sum())} of {len(self.same)} of one."
             )
 
 
@@ -126,28 +126,27 @@ def interval(runs: list[list[Pairs]], far: float, draws: int = 400, seed: int = 
         runs: the folds of each seed; the same people are drawn for all seeds.
     """
     generator = np.random.default_rng(seed)
-    found = np.empty(draws)
-    for draw in range(draws):
-        values = []
-        for k in range(len(runs[0])):
-            people = np.unique(np.append(runs[0][k].left, runs[0][k].right))
-            counts = np.bincount(generator.integers(len(people), size=len(people)), minlength=len(people))
-            if (counts > 0).sum() < 2:
-                continue
-            values += [_weighted_val(run[k], people, counts, far) for run in runs]
-        found[draw] = np.mean(values)
-    return float(np.quantile(found, 0.025)), float(np.quantile(found, 0.975))
+    values = []
+    for k in range(len(runs[0])):
+        people = np.unique(np.append(runs[0][k].left, runs[0][k].right))
+        lots = generator.integers(len(people), size=(draws, len(people)))
+        alone = lots.min(1) == lots.max(1)  # one person makes no pair of two
+        lots[alone, 0] = (lots[alone, 0] + 1) % len(people)
+        counts = (lots[:, :, None] == np.arange(len(people))).sum(1)  # (draws, people)
+        values += [_weighted_val(run[k], people, counts, far) for run in runs]
+    return tuple(float(x) for x in np.quantile(np.mean(values, 0), (0.025, 0.975)))  # type: ignore[return-value]
 
 
-def _weighted_val(pairs: Pairs, people: Array, counts: Array, far: float) -> float:
-    """VAL@FAR when each person is present `counts` times; copies of one person are never a pair of two people."""
-    left, right = (counts[np.searchsorted(people, side)] for side in (pairs.left, pairs.right))
-    weight = np.where(pairs.same, left, left * right)
+def _weighted_val(pairs: Pairs, people: Array, counts: Array, far: float) -> Array:
+    """VAL@FAR (draws,) with each person `counts` (draws, people) times; copies of one are never a pair of two people."""
     order = np.argsort(pairs.distance, kind="stable")
-    same, weight = pairs.same[order], weight[order]
-    wrong = np.cumsum(np.where(same, 0, weight))
-    accepted = wrong <= far * wrong[-1]
-    return float(weight[same & accepted].sum() / weight[same].sum())
+    same = pairs.same[order]
+    left, right = (np.searchsorted(people, side[order]) for side in (pairs.left, pairs.right))
+    once = counts[:, left[same]]  # of pairs of one person
+    wrong = np.cumsum(counts[:, left[~same]] * counts[:, right[~same]], axis=1)
+    allowed = (wrong <= far * wrong[:, -1:]).sum(1)  # pairs of two people that may pass
+    rank = np.cumsum(~same)[same]  # pairs of two people nearer than each pair of one
+    return (once * (rank <= allowed[:, None])).sum(1) / once.sum(1)
 
 
 def _name(far: float) -> str:

@@ -1,6 +1,9 @@
 """An embedder from a folder: people held out choose its threshold."""
 
+import hashlib
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -33,7 +36,7 @@ def learn(
 
     Args:
         held_out: share of the people with two pictures or more; at least two people.
-        folder: for checkpoints, in `training` beneath it.
+        folder: for checkpoints, in `training` beneath it; other settings or people begin anew.
     """
     labels, names = pictures.labels()
     counts = torch.bincount(labels, minlength=len(names))
@@ -56,7 +59,7 @@ def learn(
         labels[known],
         seed,
         held_out=(tensor[out], labels[out]),
-        folder=Path(folder) / "training",
+        folder=Path(folder) / "training" / _name(recipe, [names[i] for i in labels[known].tolist()], seed),
         show=show,
     )
     embedder = Embedder(spec, network, whitening_of(network, tensor[known], labels[known], recipe.augmentation))
@@ -73,3 +76,9 @@ def learn(
         "seed": seed,
     }
     return embedder
+
+
+def _name(recipe: Recipe, people: list[str], seed: int) -> str:
+    """The same for a training that may go on where it was stopped."""
+    facts = [asdict(recipe), people, seed]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]

@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from ..data import orl_faces
 from ..data.orl import PEOPLE, PICTURES
 from ..trainer import read_tensors, write_tensors
-from .embedder import Embedder, whitening_of
+from .embedder import Embedder, Whitened, whitening_of
 from .evaluate import Pairs, pairs_of
 from .images import to_tensor
 from .recipe import Recipe, train
@@ -85,12 +85,13 @@ def run_job(job: Job) -> dict[str, Tensor]:
 def fit(
     recipe: Recipe, images: list[Image.Image], labels: Tensor, chosen: Tensor, seed: int, old: Embedder | None = None
 ) -> Embedder:
-    """Trains on the chosen pictures; beside an old embedder, in its space and with its whitening."""
+    """Trains on the chosen pictures; beside an old embedder, in the space of its whitened vectors."""
     spec = recipe.spec
     pictures = to_tensor([image for image, keep in zip(images, chosen.tolist()) if keep], spec.size, spec.channels)
-    network, _ = train(recipe, pictures, labels[chosen], seed, old=None if old is None else old.network)
     if old is not None:
-        return Embedder(spec, network, old.whitening)
+        before = Whitened(old.network, old.whitening).eval()
+        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=before)[0])
+    network, _ = train(recipe, pictures, labels[chosen], seed)
     return Embedder(spec, network, whitening_of(network, pictures, labels[chosen], recipe.augmentation))
 
 
@@ -151,12 +152,12 @@ def tested_pairs(results: dict[Job, dict[str, np.ndarray]], jobs: list[Job], par
 def quantised(vectors: np.ndarray, bits: int) -> np.ndarray:
     """Vectors as whole numbers of so many bits and back: 128 numbers of 8 bits are the paper's 128 bytes.
 
-    One scale for all vectors; the few numbers beyond it are cut off.
+    One scale for all vectors, about the best for numbers with a normal spread; the few beyond it are cut off.
     """
     if bits == 1:
         return np.sign(vectors) / np.sqrt(vectors.shape[1])
     top = 2 ** (bits - 1) - 1
-    scale = 4 / np.sqrt(vectors.shape[1]) / top
+    scale = {8: 4.0, 4: 2.6, 2: 1.2}[bits] / np.sqrt(vectors.shape[1]) / top
     return np.clip(np.round(vectors / scale), -top, top) * scale
 
 

@@ -87,8 +87,9 @@ def train(
         pictures: (N, channels, height, width) from 0 to 1, of the size in the recipe.
         labels: (N,) people.
         held_out: pictures and labels of other people, whose triplet loss is shown.
-        old: a frozen network with vectors of the same length. Triplets then mix its vectors with the new ones, so that
-            both can be compared (the paper's harmonic triplet loss).
+        old: a frozen network with vectors of the same length. Triplets then mix its vectors with the new ones (the
+            paper's harmonic triplet loss), and people are told apart by the means of their old vectors, so that old and
+            new vectors can be compared.
         folder: for checkpoints and TensorBoard; a run that was stopped goes on from there.
     """
     torch.manual_seed(seed)
@@ -97,6 +98,8 @@ def train(
         pictures = torch.cat([pictures, pictures.flip(-1)])
         labels = torch.cat([labels, labels + int(labels.max()) + 1])
     learner = Learner(build(recipe.spec), int(labels.max()) + 1, recipe.spec.dim)
+    if old is not None:
+        learner.people = nn.Parameter(_means(old, pictures, labels), requires_grad=False)
     config = recipe.config(seed)
     per_epoch = max(1, len(labels) // config.batch_size)
     trainer = Trainer(
@@ -111,6 +114,13 @@ def train(
     )
     history = trainer.run(show=show)
     return learner.network.eval(), history
+
+
+@torch.no_grad()
+def _means(network: nn.Module, pictures: Tensor, labels: Tensor) -> Tensor:
+    """The mean vector of each person (people, dim)."""
+    vectors = torch.cat([network(part) for part in pictures.split(100)])
+    return normalize(torch.zeros(int(labels.max()) + 1, vectors.shape[1]).index_add_(0, labels, vectors), dim=-1)
 
 
 def make_loss(
