@@ -26,7 +26,7 @@ FACES_PATH = """the whole path on the ORL faces:
   linattn lab faces train orl-train                # writes faces-model
   linattn lab faces pairs orl-new                  # where the threshold stands: pairs.html
   linattn lab faces embed orl-new                  # writes faces-index
-  linattn lab faces verify orl-new/s31/01.png orl-new/s31/02.png
+  linattn lab faces verify orl-new/s35/06.png orl-new/s35/07.png
   linattn lab faces search orl-new/s35/07.png
   linattn lab faces cluster                        # clusters.png, clusters.html"""
 LABS: dict[str, tuple[Any, ...]] = {
