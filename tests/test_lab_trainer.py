@@ -136,3 +136,36 @@ def test_flags_make_a_configuration():
     config = config_from(parser.parse_args(["--batch-size", "7", "--seed", "3"]))
     assert (config.lr, config.batch_size, config.seed) == (0.5, 7, 3)
     assert "optimizer steps in all (default 1000)" in parser.format_help()
+
+
+def test_a_task_may_give_the_order_and_norms_keep_their_averages(tmp_path):
+    """Batches come from `order`, and a run in two halves goes on with the running averages of BatchNorm."""
+    seen = []
+
+    def order(epoch):
+        return [[epoch, 7], [3, 3, 3]]
+
+    def norm_loss(model, batch):
+        x = torch.stack([example[0] for example in batch])
+        if model.training:
+            seen.append([int(example[1]) for example in batch])
+        return (model(x) - x).square().sum(), float(len(x))
+
+    def trainer(folder, steps):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        data = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i) for i in range(20)]
+        config = TrainConfig(steps=steps, warmup=0, final_lr=1.0, checkpoint_every=3, validate_every=6)
+        return Trainer(model, norm_loss, data, data, config, folder, order=order)
+
+    whole = trainer(tmp_path / "whole", 6)
+    whole.run(show=False)
+    assert seen == [[0, 7], [3, 3, 3], [1, 7], [3, 3, 3], [2, 7], [3, 3, 3]]
+    trainer(tmp_path / "half", 3).run(show=False)
+    resumed = trainer(tmp_path / "half", 6)
+    resumed.run(show=False)
+    assert resumed.history["train"] == whole.history["train"]
+    assert resumed.history["validation"][-1] == whole.history["validation"][-1]
+    tensors, _ = read_tensors(tmp_path / "half" / "checkpoint.safetensors")
+    assert torch.equal(tensors["model.1.running_mean"], whole.model[1].running_mean)
+    assert int(tensors["model.1.num_batches_tracked"]) == 6

@@ -32,7 +32,9 @@ def command(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
     def careful(args: argparse.Namespace) -> int:
         try:
             return run(args)
-        except (MissingExtra, DataMissing, ValueError) as error:
+        except BrokenPipeError:
+            raise
+        except (MissingExtra, DataMissing, ValueError, OSError) as error:
             print(f"linattn: {error}", file=sys.stderr)
             return 2
 

@@ -78,6 +78,8 @@ class Trainer:
         config: see TrainConfig.
         folder: for checkpoints, the best weights and TensorBoard; None keeps nothing.
         size: of an example, so that a batch holds examples of like size; by default all are the same.
+        order: of an epoch (0, 1, ...): its batches as lists of numbers of examples, as many batches in every epoch and
+            the same ones whenever it is asked; by default `batches`.
         about: what is needed to make the model again; goes into the files beside the weights.
         sample: text shown in TensorBoard at each validation.
     """
@@ -92,6 +94,7 @@ class Trainer:
         folder: str | os.PathLike[str] | None = None,
         *,
         size: Callable[[Any], int] = lambda _: 1,
+        order: Callable[[int], list[list[int]]] | None = None,
         about: dict[str, Any] | None = None,
         sample: Callable[[nn.Module], str] | None = None,
     ):
@@ -100,7 +103,8 @@ class Trainer:
         self.model, self.loss, self.train_data, self.validation = model, loss, train, validation
         self.config, self.about, self.sample = config, about or {}, sample
         self.folder = None if folder is None else Path(folder)
-        self.sizes = [size(example) for example in train]
+        sizes = [size(example) for example in train]
+        self.order = order or (lambda epoch: batches(sizes, config, epoch))
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
         others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
@@ -117,12 +121,12 @@ class Trainer:
         model = DistributedDataParallel(self.model) if self.world > 1 else self.model
         writer = self._writer()
         bar = tqdm(total=self.config.steps, initial=self.step, disable=not show or self.rank > 0, unit="step")
-        per_epoch = len(batches(self.sizes, self.config, 0))
+        per_epoch = len(self.order(0))
         epoch, plan = -1, []  # type: int, list[list[int]]
         while self.step < self.config.steps and not self._exhausted():
             if self.step // per_epoch != epoch:
                 epoch = self.step // per_epoch
-                plan = batches(self.sizes, self.config, epoch)
+                plan = self.order(epoch)
             loss, rate = self._train_step(model, plan[self.step % per_epoch])
             self.step += 1
             self.history["train"].append((self.step, loss))

@@ -1,0 +1,1 @@
+"""FaceNet: an embedding in which distance means identity."""

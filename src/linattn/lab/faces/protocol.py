@@ -1,0 +1,167 @@
+"""The protocol on ORL: four folds of ten unseen people, trainings as jobs that two processes share and a folder keeps."""
+
+import hashlib
+import io
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..data import orl_faces
+from ..data.orl import PEOPLE, PICTURES
+from ..trainer import read_tensors, write_tensors
+from .embedder import Embedder, Whitened, whitening_of
+from .evaluate import Pairs, pairs_of
+from .images import to_tensor
+from .recipe import Recipe, train
+
+FOLDS = 4
+QUALITIES = (10, 20, 50, 90)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: what, on which people, tested on which.
+
+    Args:
+        recipe: the network and its training.
+        fold: people 10 fold to 10 fold + 9 are tested, of the others are trained.
+        seed: of everything random.
+        people: how many to train on; 0 is all.
+        old: trained first, frozen, and made comparable with (harmonic embeddings).
+        jpeg: test pictures also after JPEG at the QUALITIES.
+    """
+
+    recipe: Recipe
+    fold: int
+    seed: int
+    people: int = 0
+    old: Recipe | None = None
+    jpeg: bool = False
+
+    def name(self) -> str:
+        """The same for the same training, whatever computes it."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:20]
+
+
+def run_job(job: Job) -> dict[str, Tensor]:
+    """Vectors of the test pictures (100, dim): `vectors`, `plain` before whitening, `old` and `jpeg-<quality>` as asked.
+
+    `seconds` is the time of one core that it took.
+    """
+    start = time.process_time()
+    faces, people = orl_faces()
+    images, labels = [Image.fromarray(face) for face in faces], torch.from_numpy(people).long()
+    fold = torch.from_numpy(fold_of(people))
+    chosen = fold != job.fold
+    if job.people:  # by lot, another lot for each seed
+        known = torch.unique(labels[chosen])
+        lot = torch.randperm(len(known), generator=torch.Generator().manual_seed(job.seed))[: job.people]
+        chosen &= torch.isin(labels, known[lot])
+    tested = [image for image, test in zip(images, (fold == job.fold).tolist()) if test]
+    found = {}
+    old = None
+    if job.old is not None:
+        old = fit(job.old, images, labels, chosen, job.seed)
+        found["old"] = old.embed(tested)
+    embedder = fit(job.recipe, images, labels, chosen, job.seed, old)
+    found["vectors"] = embedder.embed(tested)
+    found["plain"] = normalize(torch.linalg.solve(embedder.whitening, found["vectors"], left=False), dim=-1)
+    if job.jpeg:
+        found |= {f"jpeg-{q}": embedder.embed([compressed(image, q) for image in tested]) for q in QUALITIES}
+    return found | {"seconds": torch.tensor(time.process_time() - start)}
+
+
+def fit(
+    recipe: Recipe, images: list[Image.Image], labels: Tensor, chosen: Tensor, seed: int, old: Embedder | None = None
+) -> Embedder:
+    """Trains on the chosen pictures; beside an old embedder, in the space of its whitened vectors."""
+    spec = recipe.spec
+    pictures = to_tensor([image for image, keep in zip(images, chosen.tolist()) if keep], spec.size, spec.channels)
+    if old is not None:
+        before = Whitened(old.network, old.whitening).eval()
+        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=before)[0])
+    network, _ = train(recipe, pictures, labels[chosen], seed)
+    return Embedder(spec, network, whitening_of(network, pictures, labels[chosen], recipe.augmentation))
+
+
+def compressed(image: Image.Image, quality: int) -> Image.Image:
+    """The picture after JPEG."""
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer).convert(image.mode)
+
+
+def run_jobs(
+    jobs: Iterable[Job], folder: Path, workers: int, show: Callable[..., Iterable[Any]] = lambda items, **_: items
+) -> dict[Job, dict[str, np.ndarray]]:
+    """All results, those already in the folder read from there; `workers` processes of one thread each do the rest."""
+    wanted = list(dict.fromkeys(jobs))
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in wanted if not (folder / f"{job.name()}.safetensors").is_file()]
+    if missing:
+        orl_faces()  # fetched once, by one process
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            waiting = [pool.submit(_keep, job, folder) for job in missing]
+            for done in show(as_completed(waiting), total=len(waiting), desc="trainings"):
+                done.result()
+    return {job: _read(folder / f"{job.name()}.safetensors") for job in wanted}
+
+
+def _keep(job: Job, folder: Path) -> None:
+    facts = {"version": "1", "job": json.dumps(asdict(job))}
+    write_tensors(folder / f"{job.name()}.safetensors", run_job(job), facts)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
+
+
+def over_folds(recipe: Recipe, seed: int, **options: Any) -> list[Job]:
+    """A job for each fold."""
+    return [Job(recipe, fold, seed, **options) for fold in range(FOLDS)]
+
+
+def fold_of(people: np.ndarray) -> np.ndarray:
+    """In which fold a person is tested: ten neighbours by number."""
+    return people // (PEOPLE // FOLDS)
+
+
+def people_of(fold: int) -> np.ndarray:
+    """Whose the test pictures of a fold are."""
+    people = np.repeat(np.arange(PEOPLE), PICTURES)
+    return people[fold_of(people) == fold]
+
+
+def tested_pairs(results: dict[Job, dict[str, np.ndarray]], jobs: list[Job], part: str) -> list[Pairs]:
+    """Pairs of each fold."""
+    return [pairs_of(results[job][part], people_of(job.fold)) for job in jobs]
+
+
+def quantised(vectors: np.ndarray, bits: int) -> np.ndarray:
+    """Vectors as whole numbers of so many bits and back: 128 numbers of 8 bits are the paper's 128 bytes.
+
+    One scale for all vectors, about the best for numbers with a normal spread; the few beyond it are cut off.
+    """
+    if bits == 1:
+        return np.sign(vectors) / np.sqrt(vectors.shape[1])
+    top = 2 ** (bits - 1) - 1
+    scale = {8: 4.0, 4: 2.6, 2: 1.2}[bits] / np.sqrt(vectors.shape[1]) / top
+    return np.clip(np.round(vectors / scale), -top, top) * scale
+
+
+def variant(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with changes; those of its network go by their own name."""
+    spec = {name: changes.pop(name) for name in ("kind", "size", "dim") if name in changes}
+    return replace(recipe, spec=replace(recipe.spec, **spec), **changes)
