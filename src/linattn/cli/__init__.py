@@ -13,11 +13,17 @@ FACES: dict[str, tuple[Any, str]] = {
     "train": ("linattn.lab.faces.train_command", "an embedding from a folder with a folder for each person"),
     "report": ("linattn.lab.faces.report_command", "verification of unseen people, beside Fisherfaces; ablations"),
 }
+DIFFICULTY: dict[str, tuple[Any, str]] = {
+    "train": ("linattn.lab.difficulty.train_command", "the networks whose depth is measured"),
+    "measure": ("linattn.lab.difficulty.measure_command", "the prediction depth of every picture"),
+    "report": ("linattn.lab.difficulty.report_command", "all of it, as one page and as figures"),
+}
 LABS: dict[str, tuple[Any, str]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
     "faces": (FACES, "FaceNet: distance means identity; train on any folder of people, and use it"),
+    "difficulty": (DIFFICULTY, "how deep into a network a picture's class is settled, and why"),
 }
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
