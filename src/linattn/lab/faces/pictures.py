@@ -67,7 +67,8 @@ def _bars(axis: Axes, found: dict[str, Any]) -> None:
 def _panel(axis: Axes, name: str, settings: dict[str, dict[str, float]], legend: bool) -> None:
     for far, (colour, label) in STYLE.items():
         values = [one[f"val_at_far_{far}"] for one in settings.values()]
-        axis.plot(range(len(values)), values, "o-" if legend is False else "o", color=colour, label=label)
+        kinds = name.startswith(("mining", "network"))  # no order among them, so no line
+        axis.plot(range(len(values)), values, "o" if kinds else "o-", color=colour, label=label)
     axis.set_xticks(range(len(settings)), list(settings))
     axis.set(title=name, ylim=(0, 1))
     axis.set_xlim(-0.4, len(settings) - 0.6)
