@@ -9,10 +9,17 @@ from typing import Any
 
 # Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
 # its command is used. A table in place of a module makes a command with commands of its own.
+SUMMARIZE: dict[str, tuple[Any, str]] = {
+    "prepare": ("linattn.lab.summarize.prepare", "pairs to learn from: Debian's package descriptions, or your own"),
+    "train": ("linattn.lab.summarize.train", "a model of your own, on pairs that were prepared"),
+    "evaluate": ("linattn.lab.summarize.evaluate", "ROUGE of a model beside what simple rules reach"),
+    "run": ("linattn.lab.summarize.run", "one line for each of your documents"),
+}
 LABS: dict[str, tuple[Any, str]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+    "summarize": (SUMMARIZE, "documents of any length to one line, by a model that was trained here"),
 }
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),
