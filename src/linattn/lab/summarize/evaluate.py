@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=Path, metavar="FILE", help="any .jsonl or .csv of document and summary instead")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N pairs alone")
     parser.add_argument("--no-model", action="store_true", help="the baselines alone")
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="write each document's summaries as JSON lines")
+    parser.add_argument(
+        "--predictions", type=Path, metavar="FILE", help="write each document's summaries as JSON lines"
+    )
     add_common(parser)
 
 
@@ -38,7 +40,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model, and how it writes: the same for `evaluate` and `run`."""
     parser.add_argument("--model", type=Path, help="folder or file that `train` wrote (default: the shipped weights)")
     parser.add_argument("--kernel", help="of every attention (default: the one the model was trained with)")
-    parser.add_argument("--beam", type=int, default=4, help="summaries followed at once; 1 is greedy (default %(default)s)")
+    parser.add_argument(
+        "--beam", type=int, default=4, help="summaries followed at once; 1 is greedy (default %(default)s)"
+    )
 
 
 @command
@@ -86,7 +90,9 @@ def summarize(args: argparse.Namespace, pairs: list[Pair]) -> list[str]:
     )
     seconds = time.perf_counter() - began
     kernel = summarizer.model.config.kernel
-    print(f"model: {args.model or 'shipped'}, kernel {kernel}, beam {args.beam}; {1000 * seconds / len(pairs):.0f} ms a document")
+    print(
+        f"model: {args.model or 'shipped'}, kernel {kernel}, beam {args.beam}; {1000 * seconds / len(pairs):.0f} ms a document"
+    )
     return found
 
 
