@@ -1,0 +1,94 @@
+"""Writing a summary token by token: the likeliest each time, by chance, or the best of several beams."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .model import END, PAD, START, Seq2Seq
+
+Pick = Callable[[Tensor], Tensor]  # log p (B, V) -> tokens (B,)
+
+
+def likeliest(log_probs: Tensor) -> Tensor:
+    return log_probs.argmax(-1)
+
+
+def by_chance(temperature: float = 1.0, top_p: float = 1.0, generator: torch.Generator | None = None) -> Pick:
+    """Draws a token; `top_p` keeps the fewest tokens that together have this share of the probability."""
+    if not temperature > 0 or not 0 < top_p <= 1:
+        raise ValueError(f"temperature must be above 0 and top_p in (0, 1], got {temperature} and {top_p}.")
+
+    def pick(log_probs: Tensor) -> Tensor:
+        probs, order = (log_probs / temperature).softmax(-1).sort(-1, descending=True)
+        kept = probs * (probs.cumsum(-1) - probs < top_p)  # the first always stays
+        drawn = torch.multinomial(kept, 1, generator=generator)
+        return order.gather(-1, drawn).squeeze(-1)
+
+    return pick
+
+
+@torch.no_grad()
+def write(model: Seq2Seq, source: Tensor, max_tokens: int, pick: Pick = likeliest) -> list[list[int]]:
+    """A summary for each document (B, N), without start and end."""
+    writing = model.start(model.encode(source))
+    token = source.new_full((len(source),), START)
+    ended = torch.zeros_like(token, dtype=torch.bool)
+    rows = []
+    for _ in range(max_tokens):
+        said, writing = model.step(token, writing)
+        token = pick(_allowed(said.log_probs, first=not rows)).masked_fill(ended, PAD)
+        ended = ended | (token == END)
+        rows.append(token)
+        if bool(ended.all()):
+            break
+    return [_words(row) for row in torch.stack(rows, 1).tolist()]
+
+
+@torch.no_grad()
+def beam_search(model: Seq2Seq, source: Tensor, beam: int, max_tokens: int, length_penalty: float) -> list[list[int]]:
+    """The summary of highest log p / tokens^length_penalty that a search with `beam` candidates finds.
+
+    Every candidate is a batch entry with states of its own; when one branches, its states are copied by `select`.
+    """
+    batch = len(source)
+    writing = model.start(model.encode(source)).select(torch.arange(batch).repeat_interleave(beam))
+    first = torch.arange(batch)[:, None] * beam  # (B, 1), where a document's candidates begin
+    # All candidates are equal at first, so only one of them counts.
+    scores = torch.full((batch, beam), -torch.inf).index_fill(1, torch.tensor([0]), 0.0)
+    lengths, ended = torch.zeros(batch, beam), torch.zeros(batch, beam, dtype=torch.bool)
+    token = source.new_full((batch * beam,), START)
+    rows = source.new_zeros(batch * beam, 0)
+    for _ in range(max_tokens):
+        said, writing = model.step(token, writing)
+        log_probs = _allowed(said.log_probs, first=rows.shape[1] == 0).view(batch, beam, -1)
+        best, tokens = log_probs.topk(beam, -1)  # (B, beam, beam): no more can survive of one candidate
+        # A candidate that has ended goes on as it is, once.
+        best = best.masked_fill(ended[..., None], -torch.inf)
+        best[..., 0] = best[..., 0].masked_fill(ended, 0.0)
+        tokens = tokens.masked_fill(ended[..., None], PAD)
+        total = scores[..., None] + best
+        longer = (lengths + ~ended)[..., None].expand_as(total)
+        chosen = (total / longer**length_penalty).flatten(1).topk(beam, -1).indices  # (B, beam)
+        parent = chosen // beam
+        scores, lengths = total.flatten(1).gather(1, chosen), longer.flatten(1).gather(1, chosen)
+        picked = tokens.flatten(1).gather(1, chosen)
+        ended = ended.gather(1, parent) | (picked == END)
+        kept = (first + parent).flatten()
+        token = picked.flatten()
+        rows = torch.cat([rows[kept], token[:, None]], 1)
+        writing = writing.select(kept)
+        if bool(ended.all()):
+            break
+    winners = (scores / lengths**length_penalty).argmax(1)
+    return [_words(row) for row in rows.view(batch, beam, -1)[torch.arange(batch), winners].tolist()]
+
+
+def _allowed(log_probs: Tensor, first: bool) -> Tensor:
+    """No padding, no second start, and no empty summary."""
+    barred = [PAD, START, END] if first else [PAD, START]
+    return log_probs.index_fill(-1, torch.tensor(barred, device=log_probs.device), -torch.inf)
+
+
+def _words(row: list[int]) -> list[int]:
+    return [token for token in row if token not in (PAD, START, END)]
