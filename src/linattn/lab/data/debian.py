@@ -50,7 +50,7 @@ def debian_descriptions(lists: Path | None = None) -> list[Description]:
         for fields in read_stanzas(path):
             name = fields["Package"][0]
             sources.setdefault(name, fields.get("Source", [name])[0].split()[0])  # `Source: name (version)`
-    found = {}
+    found: dict[str, Description] = {}
     for path in translations:
         for fields in read_stanzas(path):
             name, lines = fields["Package"][0], fields["Description-en"]

@@ -25,8 +25,7 @@ def fetch_deb(package: str, inside: str, target: Path) -> None:
     Package lists are downloaded into a folder of their own, so that the machine's apt state stays as it is and no
     rights are needed.
     """
-    if shutil.which("dpkg-deb") is None:
-        raise DataMissing("this machine has no dpkg-deb, so Debian packages cannot be fetched here")
+    _need("apt-get", "dpkg-deb")
     with _beside(target) as folder:
         (folder / "download").mkdir()
         (folder / "root").mkdir()
@@ -51,10 +50,15 @@ def fetch_apt_lists(target: Path, *, languages: str) -> None:
             path.replace(target / path.name)
 
 
+def _need(*programs: str) -> None:
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        raise DataMissing(f"this machine has no {' and '.join(missing)}, so nothing of Debian can be fetched here")
+
+
 def _updated_apt(folder: Path, *, languages: str) -> list[str]:
     """The words of an apt-get whose lists, uncompressed and up to date, and cache are in `folder`."""
-    if shutil.which("apt-get") is None:
-        raise DataMissing("this machine has no apt-get, so nothing of Debian can be fetched here")
+    _need("apt-get")
     (folder / "lists/partial").mkdir(parents=True)
     (folder / "cache/archives/partial").mkdir(parents=True)
     # What the machine would do after an update of its own (clear its caches, say) must not happen for ours.

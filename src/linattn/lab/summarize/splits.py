@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from statistics import median
 
 from .pairs import Pair
@@ -72,4 +73,4 @@ def statistics(pairs: list[Pair]) -> dict[str, float]:
 
 def _bigrams(text: str) -> set[tuple[str, str]]:
     words = re.findall("[a-z0-9]+", text.lower())
-    return set(zip(words, words[1:]))
+    return set(pairwise(words))
