@@ -76,7 +76,7 @@ def looks(explanation: Any, document: str) -> list[Look]:
     found = []
     for text, tokens in output_words(explanation.summary, explanation.output):
         shares = np.bincount(columns[columns >= 0], weights[tokens].mean(0)[columns >= 0], minlength=len(spans))
-        seen = {int(i): float(shares[i]) for i in np.flatnonzero(shares >= LEAST)}
+        seen = {int(i): float(shares[i]) for i in np.flatnonzero(shares >= min(LEAST, shares.max()))}
         found.append(Look(text, float(copies[tokens].mean()), seen))
     return found
 

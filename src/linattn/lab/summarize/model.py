@@ -102,7 +102,9 @@ class Seq2Seq(nn.Module):
             TransformerEncoderLayer(**options, dropout=0.0) for _ in range(config.encoder_layers)
         )
         self.before = Neighbours(dim, AROUND)
-        self.decoder = nn.ModuleList(DecoderLayer(**options, dropout=config.dropout) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(
+            DecoderLayer(**options, dropout=config.dropout) for _ in range(config.decoder_layers)
+        )
         self.encoder_norm = nn.LayerNorm(dim) if config.norm_first else nn.Identity()
         self.decoder_norm = nn.LayerNorm(dim) if config.norm_first else nn.Identity()
         self.pointer = Pointer(dim, dim // 2)

@@ -101,7 +101,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.DictReader((line for _, line in numbered_lines(path)), strict=True)
+    reader = csv.reader((line for _, line in numbered_lines(path)), strict=True)
+    heading: list[str] | None = None
     while True:
         number = reader.line_num + 1  # a quoted document may go over many lines: name the one that it begins on
         try:
@@ -110,4 +111,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(f"{path}, line {number}: not CSV ({error}).") from error
         if row is None:
             return
-        yield max(number, 2), {name: value for name, value in row.items() if name is not None and value is not None}
+        if heading is None:
+            heading = row
+        elif row:
+            yield number, dict(zip(heading, row))
