@@ -49,7 +49,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
-    parser.add_argument("--data", metavar="FOLDER", type=Path, help="the prepared pairs (default: where prepare puts them)")
+    parser.add_argument(
+        "--data", metavar="FOLDER", type=Path, help="the prepared pairs (default: where prepare puts them)"
+    )
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="for the model, the log, TensorBoard")
     parser.add_argument("--config", choices=list(CONFIGS), default="default", help="shape of the model")
     parser.add_argument("--kernel", default="elu", help="of every attention (default %(default)s)")
@@ -66,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def model_config(args: argparse.Namespace, vocabulary: int) -> ModelConfig:
     """The named configuration, with what flags change in it."""
-    given = {name: getattr(args, name, None) for name, spec in ModelConfig.__dataclass_fields__.items() if spec.metadata}
+    given = {
+        name: getattr(args, name, None) for name, spec in ModelConfig.__dataclass_fields__.items() if spec.metadata
+    }
     chosen = CONFIGS[args.config] | {name: value for name, value in given.items() if value is not None}
     return ModelConfig(vocabulary=vocabulary, kernel=args.kernel, **chosen)
 
