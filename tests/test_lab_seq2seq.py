@@ -19,6 +19,7 @@ from linattn.lab.summarize.pairs import Pair, write_pairs
 from linattn.lab.summarize.pointer import log_likelihood, log_mixture
 from linattn.lab.summarize.summarizer import Summarizer
 from linattn.lab.summarize.tokens import Tokens
+from linattn.lab.trainer import Trainer
 
 VOCABULARY = 60
 KERNELS = ["exact", "softmax", "elu", "relu", "positive", "taylor", "polynomial", "trig"]
@@ -190,7 +191,7 @@ def test_tokens_of_like_company_get_like_vectors():
     assert log_frequency(texts, 20).exp().sum() == pytest.approx(1.0)
 
 
-WORDS = "a small fast tool library parser editor for text images sound files that reads writes converts shows".split()
+WORDS = ["small", "fast", "tool", "library", "parser", "editor", "text", "images", "sound", "files", "reads", "shows"]
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-FLAGS = "--config tiny --steps 40 --batch-size 32 --lr 0.01 --warmup 5 --validate-every 20 --checkpoint-every 10".split()
+SETTINGS = {"config": "tiny", "steps": 40, "batch-size": 32, "lr": 0.01, "warmup": 5, "validate-every": 20}
+FLAGS = [word for name, value in (SETTINGS | {"checkpoint-every": 10}).items() for word in (f"--{name}", str(value))]
 
 
 def train(folder, out, *more):
@@ -234,13 +236,33 @@ def test_training_learns_to_copy(trained):
     assert any((trained / "tensorboard").iterdir())
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_losses(folder, trained, tmp_path):
-    assert train(folder, tmp_path, "--steps", "20") == 0
-    other = json.loads((tmp_path / "log.json").read_text())["history"]["train"]
+def test_a_run_that_was_stopped_goes_on_to_the_same_losses(folder, trained, tmp_path, monkeypatch):
+    step = Trainer._train_step
+
+    def stopping(self, *args):
+        if self.step == 27:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "_train_step", stopping)
+    assert train(folder, tmp_path) == 130
+    monkeypatch.undo()
     assert train(folder, tmp_path) == 0
-    log = json.loads((tmp_path / "log.json").read_text())["history"]["train"]
-    assert log[:20] == other
-    assert len(log) == 40
+    whole, resumed = (json.loads((path / "log.json").read_text())["history"] for path in (trained, tmp_path))
+    assert resumed == whole
+
+
+def test_models_side_by_side(folder, trained, tmp_path, capsys):
+    models = [str(trained), f"{trained}:exact"]
+    options = ["--data", str(folder), "--limit", "5", "--tokens", "64", "640", "--json", str(tmp_path / "f.json")]
+    assert main(["lab", "summarize", "compare", *models, *options]) == 0
+    figures = json.loads((tmp_path / "f.json").read_text())["models"]
+    assert [figures[name]["kernel"] for name in models] == ["elu", "exact"]
+    validation = dict(json.loads((trained / "log.json").read_text())["history"]["validation"])
+    assert figures[models[0]]["loss"] == pytest.approx(min(validation.values()), rel=1e-2)  # half precision
+    assert figures[models[0]]["rouge1"] > 30
+    assert all(found["read"]["640"]["seconds"] > 0 and found["step"] > 0 for found in figures.values())
+    assert "read 640" in capsys.readouterr().out
 
 
 def test_one_file_holds_weights_configuration_and_vocabulary(trained, tmp_path):

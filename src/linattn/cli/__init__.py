@@ -13,6 +13,7 @@ SUMMARIZE: dict[str, tuple[Any, str]] = {
     "prepare": ("linattn.lab.summarize.prepare", "pairs to learn from: Debian's package descriptions, or your own"),
     "train": ("linattn.lab.summarize.train", "a model of your own, on pairs that were prepared"),
     "evaluate": ("linattn.lab.summarize.evaluate", "ROUGE of a model beside what simple rules reach"),
+    "compare": ("linattn.lab.summarize.compare", "models that differ in their kernel, side by side"),
     "run": ("linattn.lab.summarize.run", "one line for each of your documents"),
 }
 LABS: dict[str, tuple[Any, str]] = {

@@ -34,7 +34,7 @@ def write(model: Seq2Seq, source: Tensor, max_tokens: int, pick: Pick = likelies
     writing = model.start(model.encode(source))
     token = source.new_full((len(source),), START)
     ended = torch.zeros_like(token, dtype=torch.bool)
-    rows = []
+    rows: list[Tensor] = []
     for _ in range(max_tokens):
         said, writing = model.step(token, writing)
         token = pick(_allowed(said.log_probs, first=not rows)).masked_fill(ended, PAD)

@@ -1,5 +1,6 @@
 """The summarizer's model: an encoder-decoder transformer whose every attention takes any kernel, and a pointer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +143,7 @@ class Seq2Seq(nn.Module):
         batch = page.source.shape[0]
         return Writing(
             page,
-            [layer.start(page.memory, page.padding) for layer in self.decoder],
+            [layer.start(page.memory, page.padding) for layer in self._decoder_layers()],
             page.source.new_full((batch, MATCHES), NO_TOKEN),
             page.memory.new_zeros(batch, AROUND, self.config.dim),
         )
@@ -153,15 +154,18 @@ class Seq2Seq(nn.Module):
         tail = torch.cat([writing.tail, self._embed(token[:, None])], 1)
         x = self.before(tail)[:, -1:] + self.target_positions(writing.length, 1)
         layers = []
-        for layer, state in zip(self.decoder, writing.layers):
-            x, state = layer.step(x, state)
-            layers.append(state)
+        for layer, before in zip(self._decoder_layers(), writing.layers):
+            x, after = layer.step(x, before)
+            layers.append(after)
         x = self.decoder_norm(x)
         recent = torch.cat([token[:, None], writing.recent[:, :-1]], 1)
         weights, gate = self.pointer(x, recent[:, None], writing.page)
         log_probs = log_mixture(self._logits(x), weights, gate, writing.page.source)
         said = Step(log_probs.squeeze(1), weights.squeeze(1), (-gate).sigmoid().squeeze(1))
         return said, Writing(writing.page, layers, recent, tail[:, 1:], writing.length + 1)
+
+    def _decoder_layers(self) -> Iterator[DecoderLayer]:
+        return (layer for layer in self.decoder if isinstance(layer, DecoderLayer))
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens) * self.config.dim**0.5
