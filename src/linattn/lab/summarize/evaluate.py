@@ -41,7 +41,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="folder or file that `train` wrote (default: the shipped weights)")
     parser.add_argument("--kernel", help="of every attention (default: the one the model was trained with)")
     parser.add_argument(
-        "--beam", type=int, default=4, help="summaries followed at once; 1 is greedy (default %(default)s)"
+        "--beam", type=int, help="summaries followed at once; 1 is greedy (default: what was found best)"
     )
 
 
@@ -81,18 +81,18 @@ def run(args: argparse.Namespace) -> int:
 
 def summarize(args: argparse.Namespace, pairs: list[Pair]) -> list[str]:
     """What the model says of each document; prints what it is and how long it took."""
-    from .summarizer import Summarizer
+    from .summarizer import BEAM, Summarizer
 
     summarizer = Summarizer.load(args.model, args.kernel)
+    beam = BEAM if args.beam is None else args.beam
     began = time.perf_counter()
     found = summarizer.summarize(
-        [pair.document for pair in pairs], beam=args.beam, progress=lambda groups: progress(groups, desc="model")
+        [pair.document for pair in pairs], beam=beam, progress=lambda groups: progress(groups, desc="model")
     )
     seconds = time.perf_counter() - began
     kernel = summarizer.model.config.kernel
-    print(
-        f"model: {args.model or 'shipped'}, kernel {kernel}, beam {args.beam}; {1000 * seconds / len(pairs):.0f} ms a document"
-    )
+    each = 1000 * seconds / len(pairs)
+    print(f"model: {args.model or 'shipped'}, kernel {kernel}, beam {beam}; {each:.0f} ms a document")
     return found
 
 

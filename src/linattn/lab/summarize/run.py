@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
 
     from . import decode
     from .looked_at import draw
-    from .summarizer import Summarizer
+    from .summarizer import BEAM, Summarizer
 
     summarizer = Summarizer.load(args.model, args.kernel)
     pick = None
     if args.temperature is not None:
         pick = decode.by_chance(args.temperature, generator=torch.Generator().manual_seed(args.seed))
-    how = {"beam": args.beam, "max_tokens": args.max_tokens, "pick": pick}
+    how = {"beam": BEAM if args.beam is None else args.beam, "max_tokens": args.max_tokens, "pick": pick}
     if drawing:
         explanation = summarizer.explain(documents[0].text, **how)
         lines = [explanation.summary]
