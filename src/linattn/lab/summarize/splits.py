@@ -64,7 +64,7 @@ def statistics(pairs: list[Pair]) -> dict[str, float]:
         total += len(summary)
     return {
         "pairs": len(pairs),
-        "sources": len({pair.source for pair in pairs}),
+        "sources": len({pair.source or number for number, pair in enumerate(pairs)}),
         "document_words": median(len(pair.document.split()) for pair in pairs),
         "summary_words": median(len(pair.summary.split()) for pair in pairs),
         "new_bigrams": new / max(1, total),
