@@ -21,6 +21,7 @@ int32_t linattn_causal(const Call*);
 int32_t linattn_absorb_backward(const Call*);
 int32_t linattn_read_backward(const Call*);
 int32_t linattn_causal_backward(const Call*);
+int32_t linattn_step(const Call*, const void*, const void*, const void*, const void* const*, float*, float*, float*);
 }
 
 namespace {
@@ -152,6 +153,14 @@ void run(const Shape& s) {
     Buffer<int64_t> tokens2(B * H);
     c.tokens_new = tokens2;
     expect(linattn_causal(&c) == OK, name + ": step");
+    if (s.mask || s.decay) return;  // such calls go the long way
+    const auto whole = [](int64_t floats) { return (floats + 15) / 16 * 16; };
+    const int64_t floats = whole(sums) + whole(B * H * r) + whole(B * H) + 2 * whole(2 * B * H);
+    Buffer<float> first(floats), second(floats), step_out(B * Hq * M);
+    const void* apart[5] = {c.S, c.Z, c.scale, c.tokens, c.guarded};
+    expect(linattn_step(&c, c.query, c.key, c.value, apart, nullptr, first, step_out) == OK, name + ": step, apart");
+    expect(difference(first, S2, size_t(sums)) < 1e-6, name + ": the packed sums");
+    expect(linattn_step(&c, c.query, c.key, c.value, nullptr, first, second, step_out) == OK, name + ": step, packed");
   }
 }
 

@@ -68,7 +68,7 @@ class Library:
             entry.argtypes, entry.restype = [POINTER(Call)], c_int32
             setattr(self, name, entry)
         self.step = library.linattn_step
-        self.step.argtypes, self.step.restype = [c_void_p] * 15, c_int32
+        self.step.argtypes, self.step.restype = [c_void_p] * 8, c_int32
         self._library = library
         self._use_torch_threads()
         wanted = os.environ.get("LINATTN_ISA")
