@@ -26,13 +26,12 @@ LONGEST_SUMMARY = 32
 SHOWN = 4  # samples in TensorBoard
 DEFAULTS = TrainConfig(
     steps=3000,
-    batch_size=64,
-    lr=1.5e-3,
+    batch_size=32,
+    lr=1e-3,
     warmup=150,
     final_lr=0.02,
-    clip=1.0,
     validate_every=250,
-    checkpoint_every=125,
+    checkpoint_every=100,
 )
 HELP = """
 Trains a summarizer on what `linattn lab summarize prepare` made, with any kernel in place of softmax. A run that was
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             about = f"{spec.metadata['help']} (default: of --config)"
             parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=about)
     parser.add_argument(
-        "--longest", type=int, default=96, help="tokens of a document read in training (default %(default)s)"
+        "--longest", type=int, default=128, help="tokens of a document read in training (default %(default)s)"
     )
     add_flags(parser, DEFAULTS)
 
