@@ -34,15 +34,15 @@ def write(model: Seq2Seq, source: Tensor, max_tokens: int, pick: Pick = likelies
     writing = model.start(model.encode(source))
     token = source.new_full((len(source),), START)
     ended = torch.zeros_like(token, dtype=torch.bool)
-    rows: list[Tensor] = []
+    rows = source.new_zeros(len(source), 0)
     for _ in range(max_tokens):
         said, writing = model.step(token, writing)
-        token = pick(_allowed(said.log_probs, first=not rows)).masked_fill(ended, PAD)
+        token = pick(_allowed(said.log_probs, rows)).masked_fill(ended, PAD)
         ended = ended | (token == END)
-        rows.append(token)
+        rows = torch.cat([rows, token[:, None]], 1)
         if bool(ended.all()):
             break
-    return [_words(row) for row in torch.stack(rows, 1).tolist()]
+    return [_words(row) for row in rows.tolist()]
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def beam_search(model: Seq2Seq, source: Tensor, beam: int, max_tokens: int, leng
     rows = source.new_zeros(batch * beam, 0)
     for _ in range(max_tokens):
         said, writing = model.step(token, writing)
-        log_probs = _allowed(said.log_probs, first=rows.shape[1] == 0).view(batch, beam, -1)
+        log_probs = _allowed(said.log_probs, rows).view(batch, beam, -1)
         best, tokens = log_probs.topk(beam, -1)  # (B, beam, beam): no more can survive of one candidate
         # A candidate that has ended goes on as it is, once.
         best = best.masked_fill(ended[..., None], -torch.inf)
@@ -84,10 +84,12 @@ def beam_search(model: Seq2Seq, source: Tensor, beam: int, max_tokens: int, leng
     return [_words(row) for row in rows.view(batch, beam, -1)[torch.arange(batch), winners].tolist()]
 
 
-def _allowed(log_probs: Tensor, first: bool) -> Tensor:
-    """No padding, no second start, and no empty summary."""
-    barred = [PAD, START, END] if first else [PAD, START]
-    return log_probs.index_fill(-1, torch.tensor(barred, device=log_probs.device), -torch.inf)
+def _allowed(log_probs: Tensor, rows: Tensor) -> Tensor:
+    """No padding, no second start, no empty summary, and no pair of tokens twice: rows (B, t) are those so far."""
+    barred = [PAD, START] if rows.shape[1] else [PAD, START, END]
+    log_probs = log_probs.index_fill(-1, torch.tensor(barred, device=log_probs.device), -torch.inf)
+    followed = rows[:, :-1] == rows[:, -1:]  # the last token stood here before
+    return log_probs.scatter(-1, torch.where(followed, rows[:, 1:], PAD), -torch.inf)
 
 
 def _words(row: list[int]) -> list[int]:
