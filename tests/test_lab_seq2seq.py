@@ -115,11 +115,14 @@ def test_the_pointer_prefers_to_go_on_where_it_is():
     source = torch.tensor([[5, 6, 7, 8, 9, 6, 11]])
     page = model.encode(source)
     x = torch.zeros(1, 1, model.config.dim)
-    plain, _ = model.pointer(x, torch.tensor([[[50, 51]]]), page)
-    after_6, _ = model.pointer(x, torch.tensor([[[6, 5]]]), page)  # "5 6" was written: 7 follows both, 11 only 6
+    none = torch.zeros(1, 1, 7, dtype=torch.bool)
+    plain, _ = model.pointer(x, torch.tensor([[[50, 51]]]), none, page)
+    after_6, _ = model.pointer(x, torch.tensor([[[6, 5]]]), none, page)  # "5 6" was written: 7 follows both, 11 only 6
     ratio = (after_6 / plain)[0, 0]
     assert ratio.argmax() == 2
     assert ratio[6] > 2 * ratio[[0, 1, 3, 4, 5]].max()
+    again, _ = model.pointer(x, torch.tensor([[[50, 51]]]), source[:, None] == 6, page)
+    assert ((again / plain)[0, 0] < 1).tolist() == [token == 6 for token in source[0].tolist()]
 
 
 def best_by_force(model, source, tokens, penalty):

@@ -47,6 +47,7 @@ class Writing:
         page: the document as the pointer sees it.
         layers: a state for each decoder layer.
         recent: (B, MATCHES) ids of the last tokens, newest first.
+        written: (B, N), places of the document whose token was written.
         tail: (B, before, dim) embeddings of the last tokens, for their neighbours to come.
         length: tokens so far.
     """
@@ -54,15 +55,15 @@ class Writing:
     page: Page
     layers: list[LayerState]
     recent: Tensor
+    written: Tensor
     tail: Tensor
     length: int = 0
 
     def select(self, batch_index: Tensor) -> "Writing":
         """The given batch entries, in that order, repeats allowed: beam search reorders with this."""
         layers = [state.select(batch_index) for state in self.layers]
-        return Writing(
-            self.page.select(batch_index), layers, self.recent[batch_index], self.tail[batch_index], self.length
-        )
+        tensors = (x[batch_index] for x in (self.recent, self.written, self.tail))
+        return Writing(self.page.select(batch_index), layers, *tensors, self.length)
 
 
 @dataclass
@@ -123,11 +124,12 @@ class Seq2Seq(nn.Module):
             x = layer(x, page.memory, tgt_is_causal=True, memory_key_padding_mask=page.padding)
         x = self.decoder_norm(x)
         earlier = [nn.functional.pad(given, (back, 0), value=NO_TOKEN)[:, : given.shape[1]] for back in range(MATCHES)]
-        weights, gate = self.pointer(x, torch.stack(earlier, -1), page)
+        written = (given[:, :, None] == source[:, None, :]).cumsum(1) > 0
+        weights, gate = self.pointer(x, torch.stack(earlier, -1), written, page)
         counted = target != PAD
-        written = -nn.functional.cross_entropy(self._logits(x[counted]), target[counted], reduction="none")
-        written = torch.zeros_like(gate).masked_scatter(counted, written)
-        return log_likelihood(written, weights, gate, page.source, target).masked_fill(~counted, 0.0)
+        chosen = -nn.functional.cross_entropy(self._logits(x[counted]), target[counted], reduction="none")
+        chosen = torch.zeros_like(gate).masked_scatter(counted, chosen)
+        return log_likelihood(chosen, weights, gate, page.source, target).masked_fill(~counted, 0.0)
 
     def encode(self, source: Tensor) -> Page:
         """The document (B, N), padded with PAD: one pass of every encoder layer."""
@@ -145,6 +147,7 @@ class Seq2Seq(nn.Module):
             page,
             [layer.start(page.memory, page.padding) for layer in self._decoder_layers()],
             page.source.new_full((batch, MATCHES), NO_TOKEN),
+            torch.zeros_like(page.padding),
             page.memory.new_zeros(batch, AROUND, self.config.dim),
         )
 
@@ -159,10 +162,11 @@ class Seq2Seq(nn.Module):
             layers.append(after)
         x = self.decoder_norm(x)
         recent = torch.cat([token[:, None], writing.recent[:, :-1]], 1)
-        weights, gate = self.pointer(x, recent[:, None], writing.page)
+        written = writing.written | (writing.page.source == token[:, None])
+        weights, gate = self.pointer(x, recent[:, None], written[:, None], writing.page)
         log_probs = log_mixture(self._logits(x), weights, gate, writing.page.source)
         said = Step(log_probs.squeeze(1), weights.squeeze(1), (-gate).sigmoid().squeeze(1))
-        return said, Writing(writing.page, layers, recent, tail[:, 1:], writing.length + 1)
+        return said, Writing(writing.page, layers, recent, written, tail[:, 1:], writing.length + 1)
 
     def _decoder_layers(self) -> Iterator[DecoderLayer]:
         return (layer for layer in self.decoder if isinstance(layer, DecoderLayer))

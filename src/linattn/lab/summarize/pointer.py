@@ -32,27 +32,31 @@ class Pointer(nn.Module):
     """Where in the document the next token may be copied from, and how far to trust the copy.
 
     The scores are exact softmax: there are few output tokens, so T x N is linear in the document. A place gets a bonus,
-    as large as the model finds fit, if the tokens before it are the ones just written: names go on as they began.
+    as large as the model finds fit, if the tokens before it are the ones just written (names go on as they began), and
+    one, mostly negative, if its token was written already.
     """
 
     def __init__(self, dim: int, pointer_dim: int):
         super().__init__()
         self.query, self.key = nn.Linear(dim, pointer_dim), nn.Linear(dim, pointer_dim)
-        self.bonus = nn.Linear(dim, MATCHES)
+        self.bonus = nn.Linear(dim, MATCHES + 1)
         self.gate = nn.Linear(2 * dim, 1)
         nn.init.zeros_(self.bonus.weight)
-        nn.init.constant_(self.bonus.bias, 2.0)
+        with torch.no_grad():
+            self.bonus.bias.copy_(torch.tensor([2.0] * MATCHES + [-1.0]))
 
     def page(self, source: Tensor, padding: Tensor, memory: Tensor) -> Page:
         return Page(source, padding, memory, self.key(memory))
 
-    def forward(self, x: Tensor, recent: Tensor, page: Page) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, recent: Tensor, written: Tensor, page: Page) -> tuple[Tensor, Tensor]:
         """Weights (B, T, N) over the document, and the logit (B, T) of taking the vocabulary instead.
 
         x: (B, T, dim) of the decoder. recent: (B, T, MATCHES), the token just written and those before it.
+        written: (B, T, N), whether the token at a place of the document was written before.
         """
         scores = self.query(x) @ page.keys.mT * page.keys.shape[-1] ** -0.5
         bonus = self.bonus(x)
+        scores = scores + bonus[..., -1:] * written
         match: Tensor | None = None
         for back in range(MATCHES):
             # place j matches at `back` if the token before it, and so on, up to `back` + 1 tokens, are those just written
