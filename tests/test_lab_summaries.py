@@ -17,6 +17,7 @@ from linattn.lab.data import DataMissing, debian_descriptions
 from linattn.lab.summarize import looked_at
 from linattn.lab.summarize.baselines import NEAREST, ORACLE, after_verb, baselines
 from linattn.lab.summarize.documents import Document, plain_text
+from linattn.lab.summarize.lengthen import lengthened
 from linattn.lab.summarize.model import CONFIGS, ModelConfig, Seq2Seq
 from linattn.lab.summarize.pairs import Pair, read_folder, read_pairs, write_pairs
 from linattn.lab.summarize.rouge import rouge
@@ -268,6 +269,19 @@ def test_a_vocabulary_is_saved_and_learned_alike(tmp_path):
     assert (VOCABULARY.pad, VOCABULARY.start, VOCABULARY.end) == (0, 1, 2)
     with pytest.raises(ValueError, match="256 bytes"):
         Tokens.train(["x"], 100)
+
+
+def test_some_documents_are_lengthened_by_others():
+    examples = [([10 + i] * 8, [i]) for i in range(200)]
+    found = lengthened(examples, 0.5, 64, [3, 3], seed=1)
+    assert found == lengthened(examples, 0.5, 64, [3, 3], seed=1) != lengthened(examples, 0.5, 64, [3, 3], seed=2)
+    longer = [document for document, _ in found if len(document) > 8]
+    assert 60 < len(longer) < 140
+    assert max(map(len, longer)) <= 64
+    assert any(len(document) > 40 for document in longer)
+    assert [(document[:8], summary) for document, summary in found] == examples
+    assert longer[0][8:10] == [3, 3]
+    assert lengthened(examples, 0, 64, [3, 3]) == examples
 
 
 def test_rouge_by_hand():

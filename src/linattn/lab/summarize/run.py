@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         texts = [document.text for document in documents]
         lines = summarizer.summarize(texts, progress=lambda groups: progress(groups, desc="summaries"), **how)
+    lines = [" ".join(line.split()) for line in lines]  # the model may copy the end of a paragraph
     for document, line in zip(documents, lines):
         print(line if len(documents) == 1 and not failed else f"{document.name}: {line}")
     if drawing:
