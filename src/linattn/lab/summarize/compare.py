@@ -64,7 +64,7 @@ def figures_of(name: str, validation: list[Pair], test: list[Pair], lengths: lis
     """Everything about one model; `name` is a folder, and after a colon the kernel if not its own."""
     from .rouge import rouge
     from .summarizer import Summarizer
-    from .train import examples, loss
+    from .training import examples, loss
 
     folder, _, kernel = name.partition(":")
     summarizer = Summarizer.load(Path(folder), kernel or None)
@@ -105,7 +105,7 @@ def _read(model: Seq2Seq, tokens: int, seed: int) -> dict[str, Any]:
 
 
 def _train_step(model: Seq2Seq, batch: list[Any]) -> None:
-    from .train import loss
+    from .training import loss
 
     model.train()
     total, counted = loss(model, batch)

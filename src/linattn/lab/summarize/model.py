@@ -18,7 +18,7 @@ AROUND = 2  # tokens on each side that an encoder layer mixes in
 
 @dataclass
 class ModelConfig:
-    """The shape of a model. Every field but the first two can be a flag of the train command."""
+    """The shape of a model. Fields with a help can be flags of the train command."""
 
     vocabulary: int = 8192
     kernel: str = "elu"
@@ -28,7 +28,7 @@ class ModelConfig:
     encoder_layers: int = field(default=2, metadata={"help": "layers that read"})
     decoder_layers: int = field(default=2, metadata={"help": "layers that write"})
     dropout: float = field(default=0.1, metadata={"help": "of embeddings and in the decoder"})
-    norm_first: bool = field(default=True, metadata={"help": "pre-norm; post-norm wants a low rate and a long warm-up"})
+    norm_first: bool = True  # post-norm wants a low learning rate and a long warm-up
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -62,8 +62,8 @@ class Writing:
     def select(self, batch_index: Tensor) -> "Writing":
         """The given batch entries, in that order, repeats allowed: beam search reorders with this."""
         layers = [state.select(batch_index) for state in self.layers]
-        tensors = (x[batch_index] for x in (self.recent, self.written, self.tail))
-        return Writing(self.page.select(batch_index), layers, *tensors, self.length)
+        recent, written, tail = (x[batch_index] for x in (self.recent, self.written, self.tail))
+        return Writing(self.page.select(batch_index), layers, recent, written, tail, self.length)
 
 
 @dataclass
