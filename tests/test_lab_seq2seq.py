@@ -165,6 +165,18 @@ def test_one_beam_is_greedy_and_documents_do_not_disturb_each_other():
     assert beams == [decode.beam_search(model, padded([row]), 3, 12, 1.0)[0] for row in rows]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("beam", [1, 3])
+def test_no_pair_of_tokens_is_written_twice(beam):
+    model = make(seed=5)
+    model.output_bias[7] = 20.0  # left to itself it would write nothing else
+    model.pointer.gate.bias += 20.0
+    for row in decode.beam_search(model, batch(3)[0], beam, 12, 1.0) + decode.write(model, batch(3)[0], 12):
+        assert row[:2] == [7, 7]
+        pairs = list(zip(row, row[1:]))
+        assert len(pairs) == len(set(pairs))
+
+
 def test_sampling_keeps_to_the_top():
     log_probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(2000, -1)
     generator = torch.Generator().manual_seed(0)
@@ -253,6 +265,20 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_losses(folder, trained, tmp_
     assert train(folder, tmp_path) == 0
     whole, resumed = (json.loads((path / "log.json").read_text())["history"] for path in (trained, tmp_path))
     assert resumed == whole
+
+
+def test_training_goes_on_from_a_model_with_long_documents(folder, trained, tmp_path):
+    start = ["--start", str(trained / "model.safetensors"), "--lengthen", "0.5", "--lengthen-to", "200"]
+    assert train(folder, tmp_path, *start, "--steps", "10", "--lr", "1e-3") == 0
+    first, before = (json.loads((path / "log.json").read_text()) for path in (tmp_path, trained))
+    assert first["history"]["train"][0][1] < 0.5 * before["history"]["train"][0][1]
+    assert first["facts"]["lengthen"] == 0.5
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("train.jsonl", "validation.jsonl"):
+        (other / name).write_text((folder / name).read_text())
+    Tokens.train(["quite another text"], 280).save(other / "tokens.json")
+    assert train(other, tmp_path / "no", *start) == 2  # another vocabulary
 
 
 def test_models_side_by_side(folder, trained, tmp_path, capsys):
