@@ -1,5 +1,6 @@
 """The summarizer's model: any kernel in every place, cached decoding equal to teacher forcing, files, training."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -173,7 +174,7 @@ def test_no_pair_of_tokens_is_written_twice(beam):
     model.pointer.gate.bias += 20.0
     for row in decode.beam_search(model, batch(3)[0], beam, 12, 1.0) + decode.write(model, batch(3)[0], 12):
         assert row[:2] == [7, 7]
-        pairs = list(zip(row, row[1:]))
+        pairs = list(itertools.pairwise(row))
         assert len(pairs) == len(set(pairs))
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .model import END, PAD, START, Seq2Seq
 
+MAX_TOKENS = 40
+BEAM, LENGTH_PENALTY = 4, 0.8  # chosen on validation pairs
 Pick = Callable[[Tensor], Tensor]  # log p (B, V) -> tokens (B,)
 
 

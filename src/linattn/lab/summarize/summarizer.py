@@ -12,12 +12,11 @@ from torch import Tensor
 
 from ..trainer import VERSION, read_tensors, write_tensors
 from . import decode
+from .decode import BEAM, LENGTH_PENALTY, MAX_TOKENS
 from .model import START, ModelConfig, Seq2Seq, padded
 from .tokens import Tokens
 
 SHIPPED = Path(__file__).parent / "weights" / "default.safetensors"
-MAX_TOKENS = 40
-BEAM, LENGTH_PENALTY = 4, 1.0
 BATCH_TOKENS = 2**15  # documents read together, padding included
 
 
