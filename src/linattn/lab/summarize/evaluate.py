@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from .._commandline import add_common, command, describe, progress, require, table, write_file, write_json
-from .decode import BEAM
 from .pairs import Pair, data_folder, read_pairs, read_split
 
 HELP = """
