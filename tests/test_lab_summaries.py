@@ -17,7 +17,7 @@ from linattn.lab.data import DataMissing, debian_descriptions
 from linattn.lab.summarize import looked_at
 from linattn.lab.summarize.baselines import NEAREST, ORACLE, after_verb, baselines
 from linattn.lab.summarize.documents import Document, plain_text
-from linattn.lab.summarize.lengthen import lengthened
+from linattn.lab.summarize.lengthen import lengthened, lengthened_pairs
 from linattn.lab.summarize.model import CONFIGS, ModelConfig, Seq2Seq
 from linattn.lab.summarize.pairs import Pair, read_folder, read_pairs, write_pairs
 from linattn.lab.summarize.rouge import rouge
@@ -282,6 +282,20 @@ def test_some_documents_are_lengthened_by_others():
     assert [(document[:8], summary) for document, summary in found] == examples
     assert longer[0][8:10] == [3, 3]
     assert lengthened(examples, 0, 64, [3, 3]) == examples
+
+
+def test_test_documents_are_lengthened_by_others(prepared, tmp_path, capsys):
+    pairs = [Pair(f"a{i} b{i} c{i}", f"sum {i}") for i in range(9)]
+    found = lengthened_pairs(pairs, 10, seed=1)
+    assert found == lengthened_pairs(pairs, 10, seed=1)
+    assert all(new.document.startswith(old.document + "\n\n") for new, old in zip(found, pairs))
+    assert [len(pair.document.split()) for pair in found] == [12] * 9
+    assert lengthened_pairs(pairs, 3) == pairs
+    out = tmp_path / "said.jsonl"
+    words = ["lab", "summarize", "evaluate", "--no-model", "--data", str(prepared), "--lengthen", "99", "--limit", "3"]
+    assert main([*words, "--predictions", str(out)]) == 0
+    assert all(len(json.loads(line)["document"].split()) >= 99 for line in out.read_text().splitlines())
+    assert "lengthened to 99 words" in capsys.readouterr().out
 
 
 def test_rouge_by_hand():

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from .._commandline import add_common, command, describe, progress, require, table, write_file, write_json
+from .lengthen import lengthened_pairs
 from .pairs import Pair, data_folder, read_pairs, read_split
 
 HELP = """
@@ -19,6 +20,7 @@ examples:
   linattn lab summarize evaluate --model FOLDER --kernel exact      # what `train` wrote, with another kernel
   linattn lab summarize evaluate --pairs mine.jsonl --json mine.json
   linattn lab summarize evaluate --predictions said.jsonl           # what it said, beside what people said
+  linattn lab summarize evaluate --lengthen 1000 --limit 200        # the subject at the beginning of a long text
 """
 
 
@@ -29,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=["test", "validation"], default="test", help="default %(default)s")
     parser.add_argument("--pairs", type=Path, metavar="FILE", help="any .jsonl or .csv of document and summary instead")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N pairs alone")
+    parser.add_argument(
+        "--lengthen", type=int, default=0, metavar="WORDS", help="follow each document by others, until it is this long"
+    )
     parser.add_argument("--no-model", action="store_true", help="the baselines alone")
     parser.add_argument(
         "--predictions", type=Path, metavar="FILE", help="write each document's summaries as JSON lines"
@@ -54,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from .rouge import MEASURES, rouge
 
     pairs = (read_pairs(args.pairs) if args.pairs else read_split(args.data, args.split))[: args.limit]
+    if args.lengthen:
+        pairs = lengthened_pairs(pairs, args.lengthen, args.seed)
     train = read_training(args.data, needed=args.pairs is None)
     references = [pair.summary for pair in pairs]
     said = {} if args.no_model else {"model": summarize(args, pairs)}
@@ -64,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     order = sorted(rules, key=lambda name: (name == ORACLE, figures[name]["rouge1"]))
     for name in [*order, *said]:
         rows.append([name, *(f"{figures[name][measure]:.2f}" for measure in MEASURES)])
-    print(f"{len(pairs)} pairs of {args.pairs or args.split}\n")
+    longer = f", each document lengthened to {args.lengthen} words" if args.lengthen else ""
+    print(f"{len(pairs)} pairs of {args.pairs or args.split}{longer}\n")
     print(table(rows, " rrr"))
     if not train:
         print(f"\n{NEAREST}: left out, there are no training pairs in {args.data}")

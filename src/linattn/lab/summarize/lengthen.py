@@ -3,6 +3,9 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+
+from .pairs import Pair
 
 Example = tuple[list[int], list[int]]  # the document's tokens and the summary's
 
@@ -27,4 +30,17 @@ def lengthened(
                 document += [*between, *draw.choice(examples)[0]]
             document = document[:length]
         found.append((document, summary))
+    return found
+
+
+def lengthened_pairs(pairs: Sequence[Pair], words: int, seed: int = 0) -> list[Pair]:
+    """The pairs, each document followed by those of other pairs until it has `words` words; the summaries stay."""
+    draw = random.Random(seed)
+    found = []
+    for pair in pairs:
+        texts, count = [pair.document], len(pair.document.split())
+        while count < words:
+            texts.append(draw.choice(pairs).document)
+            count += len(texts[-1].split())
+        found.append(replace(pair, document="\n\n".join(texts)))
     return found
