@@ -25,6 +25,13 @@ DIFFICULTY: dict[str, tuple[Any, ...]] = {
     "measure": ("linattn.lab.difficulty.measure_command", "the prediction depth of every picture"),
     "report": ("linattn.lab.difficulty.report_command", "all of it, as one page and as figures"),
 }
+SUMMARIZE: dict[str, tuple[Any, ...]] = {
+    "prepare": ("linattn.lab.summarize.prepare", "pairs to learn from: Debian's package descriptions, or your own"),
+    "train": ("linattn.lab.summarize.train", "a model of your own, on pairs that were prepared"),
+    "evaluate": ("linattn.lab.summarize.evaluate", "ROUGE of a model beside what simple rules reach"),
+    "compare": ("linattn.lab.summarize.compare", "models that differ in their kernel, side by side"),
+    "run": ("linattn.lab.summarize.run", "one line for each of your documents"),
+}
 FACES_PATH = """the whole path on the ORL faces:
   linattn lab faces orl orl-train --people 1-30    # a folder for each person, as your own pictures should be
   linattn lab faces orl orl-new --people 31-40     # people the model will not have seen
@@ -38,6 +45,7 @@ LABS: dict[str, tuple[Any, ...]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+    "summarize": (SUMMARIZE, "documents of any length to one line, by a model that was trained here"),
     "difficulty": (DIFFICULTY, "how deep into a network a picture's class is settled, and why"),
     "faces": (FACES, "FaceNet: distance means identity; train on any folder of people, and use it", FACES_PATH),
 }

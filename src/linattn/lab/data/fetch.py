@@ -25,26 +25,57 @@ def fetch_deb(package: str, inside: str, target: Path) -> None:
     Package lists are downloaded into a folder of their own, so that the machine's apt state stays as it is and no
     rights are needed.
     """
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise DataMissing("this machine has no apt-get and dpkg-deb, so Debian packages cannot be fetched here")
+    _need("apt-get", "dpkg-deb")
     with _beside(target) as folder:
-        for name in ("lists/partial", "cache/archives/partial", "download", "root"):
-            (folder / name).mkdir(parents=True)
-        options = {
-            "Dir::State::Lists": folder / "lists",
-            "Dir::Cache": folder / "cache",
-            "Acquire::Languages": "none",
-            "APT::Sandbox::User": "",
-            "Debug::NoLocking": "true",
-        }
-        apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-        _run([*apt, "update"], "apt-get update", must_succeed=False)  # a single dead source is no obstacle
+        (folder / "download").mkdir()
+        (folder / "root").mkdir()
+        apt = _updated_apt(folder / "apt", languages="none")
         _run([*apt, "download", package], f"apt-get download {package}", folder / "download")
         deb = next((folder / "download").glob("*.deb"), None)
         if deb is None:
             raise DataMissing(f"apt-get download {package} left no file")
         _run(["dpkg-deb", "-x", str(deb), str(folder / "root")], "dpkg-deb -x")
         _place((folder / "root").glob(inside), target)
+
+
+def fetch_apt_lists(target: Path, *, languages: str) -> None:
+    """Downloads the index files of the machine's own sources, descriptions in `languages` included, into `target`."""
+    with _beside(target) as folder:
+        _updated_apt(folder, languages=languages)
+        target.mkdir(exist_ok=True)
+        found = [path for path in (folder / "lists").iterdir() if path.is_file()]
+        if not any(path.name.endswith("Packages") for path in found):
+            raise DataMissing("`apt-get update` brought no package lists: is a source set, and can it be reached?")
+        for path in found:
+            path.replace(target / path.name)
+
+
+def _need(*programs: str) -> None:
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        raise DataMissing(f"this machine has no {' and '.join(missing)}, so nothing of Debian can be fetched here")
+
+
+def _updated_apt(folder: Path, *, languages: str) -> list[str]:
+    """The words of an apt-get whose lists, uncompressed and up to date, and cache are in `folder`."""
+    _need("apt-get")
+    (folder / "lists/partial").mkdir(parents=True)
+    (folder / "cache/archives/partial").mkdir(parents=True)
+    # What the machine would do after an update of its own (clear its caches, say) must not happen for ours.
+    hooks = ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
+    (folder / "apt.conf").write_text("".join(f"#clear APT::Update::{name};\n" for name in hooks))
+    options = {
+        "Dir::State::Lists": folder / "lists",
+        "Dir::Cache": folder / "cache",
+        "Acquire::Languages": languages,
+        "Acquire::GzipIndexes": "false",
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "true",
+    }
+    apt = ["apt-get", "-qq", "-c", str(folder / "apt.conf")]
+    apt += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    _run([*apt, "update"], "apt-get update", must_succeed=False)  # a single dead source is no obstacle
+    return apt
 
 
 @contextmanager
