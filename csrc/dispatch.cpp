@@ -3,14 +3,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
 
-#include "call.h"
+#include "dispatch.h"
 
 namespace {
 
@@ -34,40 +33,7 @@ const Pieces* supported(int level) {
 
 std::atomic<const Pieces*> chosen{nullptr};
 
-const Pieces& pieces() {
-  const Pieces* p = chosen.load(std::memory_order_relaxed);
-  for (int level = 2; !p; --level) p = supported(level);
-  chosen.store(p, std::memory_order_relaxed);
-  return *p;
-}
-
-typedef void (*Body)(int64_t, int64_t, void*);
-typedef int32_t (*ParallelFor)(int64_t, int64_t, int64_t, Body, void*);
 std::atomic<ParallelFor> parallel_for{nullptr};
-
-// Runs work(0) .. work(count - 1), each taken by whichever thread is free.
-template <class Work>
-void run(int64_t count, int64_t threads, const Work& work) {
-  ParallelFor loop = parallel_for.load(std::memory_order_relaxed);
-  if (!loop || threads < 2 || count < 2) {
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return;
-  }
-  struct Shared {
-    const Work& work;
-    int64_t count;
-    std::atomic<int64_t> next{0};
-  } shared{work, count};
-  const int32_t failed = loop(0, threads < count ? threads : count, 1,
-       [](int64_t begin, int64_t end, void* context) {
-         Shared& s = *static_cast<Shared*>(context);
-         for (int64_t worker = begin; worker < end; ++worker) {
-           for (int64_t i; (i = s.next.fetch_add(1)) < s.count;) s.work(i);
-         }
-       },
-       &shared);
-  if (failed) throw std::bad_alloc();  // the only thing that work throws
-}
 
 // How many stretches each head's tokens are cut into, so that every thread has work; a stretch is a multiple of `unit`.
 int64_t stretches(int64_t heads, int64_t tokens, int64_t threads, int64_t unit) {
@@ -314,6 +280,15 @@ int32_t causal_backward(const Call& c) {
 
 }  // namespace
 
+const Pieces& pieces() {
+  const Pieces* p = chosen.load(std::memory_order_relaxed);
+  for (int level = 2; !p; --level) p = supported(level);
+  chosen.store(p, std::memory_order_relaxed);
+  return *p;
+}
+
+ParallelFor threads_of_torch() { return parallel_for.load(std::memory_order_relaxed); }
+
 __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
   thread_local Scratch mine;
   if (mine.floats < floats) {
@@ -325,8 +300,6 @@ __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
   }
   return mine.at;
 }
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int64_t linattn_call_size() { return sizeof(Call); }
 EXPORT void linattn_use_threads(ParallelFor loop) { parallel_for.store(loop); }

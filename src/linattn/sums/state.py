@@ -29,7 +29,13 @@ class State:
     batch_dims: ClassVar[dict[str, int]] = {}  # tensor field -> how many dimensions follow the batch dimensions
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in self.batch_dims}
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in self.batch_dims}
+        return {name: x for name, x in found.items() if x is not None}
+
+    @classmethod
+    def _required(cls) -> set[str]:
+        """The tensors that no state is without."""
+        return {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING} & set(cls.batch_dims)
 
     def _replace(self: Self, change: Any) -> Self:
         return dataclasses.replace(self, **{name: change(name, x) for name, x in self.tensors().items()})
@@ -90,7 +96,7 @@ class State:
             )
         forms = {cls.form: cls for cls in State.__subclasses__()}
         cls = forms.get(header.get("form", ""))
-        if cls is None or set(tensors) != set(cls.batch_dims):
+        if cls is None or not cls._required() <= set(tensors) <= set(cls.batch_dims):
             raise ValueError(f"{os.fspath(path)} holds no state of a known form (form={header.get('form')!r}).")
         return cls(kernel=header["kernel"], **tensors)
 
