@@ -18,7 +18,7 @@ from linattn.lab.summarize.embeddings import from_company, log_frequency
 from linattn.lab.summarize.model import CONFIGS, END, PAD, START, ModelConfig, Seq2Seq, padded
 from linattn.lab.summarize.pairs import Pair, write_pairs
 from linattn.lab.summarize.pointer import log_likelihood, log_mixture
-from linattn.lab.summarize.summarizer import Summarizer
+from linattn.lab.summarize.summarizer import SHIPPED, Summarizer
 from linattn.lab.summarize.tokens import Tokens
 from linattn.lab.trainer import Trainer
 
@@ -345,3 +345,17 @@ def test_two_processes_have_the_losses_of_one(folder, trained, tmp_path):
     subprocess.run([*command, "-m", "linattn", "lab", "summarize", "train", *flags], check=True, env=environment)
     one, two = (json.loads((path / "log.json").read_text())["history"]["train"] for path in (alone, both))
     assert [x for _, x in two] == pytest.approx([x for _, x in one], rel=1e-3)
+
+
+def test_the_shipped_weights_work_at_once(tmp_path, capsys):
+    assert SHIPPED.stat().st_size < 25 * 2**20
+    document = tmp_path / "tool.txt"
+    document.write_text(
+        "Frobnicate is a small command line tool to convert images between many formats. It reads PNG, JPEG and TIFF "
+        "files, and can also resize them.\n\nThis package contains the documentation."
+    )
+    assert main(["lab", "summarize", "run", str(document)]) == 0
+    said = capsys.readouterr().out.lower()
+    assert "documentation" in said or "images" in said
+    log = json.loads((SHIPPED.parent / "log.json").read_text())
+    assert log[-1]["facts"] == Summarizer.load().facts

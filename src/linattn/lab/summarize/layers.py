@@ -66,7 +66,7 @@ class LayerState:
 class DecoderLayer(linattn_nn.TransformerDecoderLayer):
     """A decoder layer that can also go on from states, some tokens at a time."""
 
-    def start(self, memory: Tensor, padding: Tensor) -> LayerState:
+    def start(self, memory: Tensor, padding: Tensor | None) -> LayerState:
         """The state before the first token: the document's keys and values (B, N, dim) absorbed."""
         nothing = memory[:, :0]
         options = {"key_padding_mask": padding, "need_weights": False, "return_state": True}

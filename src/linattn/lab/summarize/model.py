@@ -120,8 +120,9 @@ class Seq2Seq(nn.Module):
         page = self.encode(source)
         x = self.before(self._embed(given)) + self.target_positions(0, given.shape[1])
         x = self.drop(x)
+        mask = page.mask
         for layer in self.decoder:
-            x = layer(x, page.memory, tgt_is_causal=True, memory_key_padding_mask=page.padding)
+            x = layer(x, page.memory, tgt_is_causal=True, memory_key_padding_mask=mask)
         x = self.decoder_norm(x)
         earlier = [nn.functional.pad(given, (back, 0), value=NO_TOKEN)[:, : given.shape[1]] for back in range(MATCHES)]
         written = (given[:, :, None] == source[:, None, :]).cumsum(1) > 0
@@ -135,9 +136,10 @@ class Seq2Seq(nn.Module):
         """The document (B, N), padded with PAD: one pass of every encoder layer."""
         padding = source == PAD
         seen = ~padding[..., None]
+        mask = padding if bool(padding.any()) else None  # exact softmax with a mask would form it for every query
         x = self.drop(self._embed(source) + self.source_positions(0, source.shape[1]))
         for around, layer in zip(self.around, self.encoder):
-            x = layer(around(x * seen), src_key_padding_mask=padding)  # a padded token is no neighbour
+            x = layer(around(x * seen), src_key_padding_mask=mask)  # a padded token is no neighbour
         return self.pointer.page(source, padding, self.encoder_norm(x))
 
     def start(self, page: Page) -> Writing:
@@ -145,7 +147,7 @@ class Seq2Seq(nn.Module):
         batch = page.source.shape[0]
         return Writing(
             page,
-            [layer.start(page.memory, page.padding) for layer in self._decoder_layers()],
+            [layer.start(page.memory, page.mask) for layer in self._decoder_layers()],
             page.source.new_full((batch, MATCHES), NO_TOKEN),
             torch.zeros_like(page.padding),
             page.memory.new_zeros(batch, AROUND, self.config.dim),

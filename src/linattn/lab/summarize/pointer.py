@@ -24,6 +24,11 @@ class Page:
     memory: Tensor
     keys: Tensor
 
+    @property
+    def mask(self) -> Tensor | None:
+        """The padding, if there is any."""
+        return self.padding if bool(self.padding.any()) else None
+
     def select(self, batch_index: Tensor) -> "Page":
         return Page(*(x[batch_index] for x in (self.source, self.padding, self.memory, self.keys)))
 
