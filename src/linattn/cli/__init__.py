@@ -9,10 +9,17 @@ from typing import Any
 
 # Command -> (module, summary). The module has `add_arguments(parser)` and `run(args) -> int` and is imported only when
 # its command is used. A table in place of a module makes a command with commands of its own.
+EARLY_EXIT: dict[str, tuple[Any, str]] = {
+    "train": ("linattn.lab.early_exit.commands.train", "train a network with exits"),
+    "sweep": ("linattn.lab.early_exit.commands.sweep", "tolerances, and the one for an accuracy or a budget of MACs"),
+    "report": ("linattn.lab.early_exit.commands.report", "everything trained, measured and drawn: one page"),
+    "predict": ("linattn.lab.early_exit.commands.predict", "class, exit and confidence of picture files"),
+}
 LABS: dict[str, tuple[Any, str]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
+    "early-exit": (EARLY_EXIT, "a network that every picture leaves as soon as it is sure of it"),
 }
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),

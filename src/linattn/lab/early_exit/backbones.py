@@ -62,11 +62,13 @@ def linear_head(channels: int, side: int, classes: int) -> nn.Module:
 
 
 def conv_head(channels: int, side: int, classes: int, widest: int) -> nn.Module:
-    """Convolutions that halve the side and double the channels, up to `widest`, until little is left; pool; linear."""
-    layers: list[nn.Module] = []
+    """Pools, halves the side and doubles the channels, up to `widest`, by pairs of convolutions; pool; linear."""
+    layers: list[nn.Module] = [nn.AvgPool2d(2, ceil_mode=True)]
+    side = -(-side // 2)
     while side > POOLED:
         wider = min(2 * channels, widest)
         layers += [nn.Conv2d(channels, wider, 3, 2, 1, bias=False), nn.BatchNorm2d(wider), nn.ReLU()]
+        layers += [nn.Conv2d(wider, wider, 3, 1, 1, bias=False), nn.BatchNorm2d(wider), nn.ReLU()]
         channels, side = wider, -(-side // 2)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 

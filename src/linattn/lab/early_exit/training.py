@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._files import write_json
 from ..images import training as images_training
 from ..images.resnet import ResNet18
-from ..images.sets import ImageSet, Part
+from ..images.sets import Part, load
 from ..trainer import TrainConfig
 from .backbones import new_resnet_exits, transformer_exits
+from .rules import Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
 DEFAULTS = TrainConfig(
     steps=1000, batch_size=128, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=250
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
+CHOICE = "choice.json"
 WATCHED = 500  # training pictures on which the trainer watches the loss
 
 
@@ -28,21 +31,35 @@ WATCHED = 500  # training pictures on which the trainer watches the loss
 class Split:
     """Pictures to train on, to choose tolerances on, and to judge by; no picture is in two of them."""
 
+    classes: tuple[str, ...]
     train: Part
     validation: Part
     test: Part
 
 
-def split(data: ImageSet, validation: int) -> Split:
-    """Keeps the last `validation` of the training pictures out of the training."""
-    count = len(data.train) - validation
-    if not (validation > 0 and count > WATCHED):
-        raise ValueError(
-            f"of {len(data.train)} training pictures {validation} cannot be kept for validation: "
-            f"more than {WATCHED} must remain."
-        )
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
-    return Split(data.train.take(order[:count]), data.train.take(order[count:]), data.test)
+@dataclass(frozen=True)
+class Pictures:
+    """Which pictures, in few words, so that a folder can remember them. See `images.load` for data, train and test.
+
+    Attributes:
+        validation: how many of the training pictures are kept out of the training.
+    """
+
+    data: str = "shapes"
+    train: int | None = None
+    test: int | None = None
+    validation: int = 3000
+
+    def split(self) -> Split:
+        whole = load(self.data, train=self.train, test=self.test)
+        count = len(whole.train) - self.validation
+        if not (self.validation > 0 and count > WATCHED):
+            raise ValueError(
+                f"of {len(whole.train)} training pictures {self.validation} cannot be kept for validation: "
+                f"more than {WATCHED} must remain."
+            )
+        order = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(0))
+        return Split(whole.classes, whole.train.take(order[:count]), whole.train.take(order[count:]), whole.test)
 
 
 def exits_loss(weights: Sequence[float]) -> images_training.Loss:
@@ -94,25 +111,32 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 class Bench:
     """The networks of one study, each trained or loaded when it is asked for."""
 
-    def __init__(self, folder: Path, data: ImageSet, parts: Split, config: TrainConfig, *, show: bool = True):
-        self.folder, self.data, self.parts, self.config, self.show = folder, data, parts, config, show
-        self.side = data.train.images.shape[-1]
-        self.about = {"data": data.name, "classes": list(data.classes), "side": self.side}
+    def __init__(self, folder: Path, pictures: Pictures, config: TrainConfig, *, show: bool = True):
+        self.folder, self.config, self.show = folder, config, show
+        self.parts = pictures.split()
+        self.about = {"pictures": asdict(pictures), "classes": list(self.parts.classes)}
+        _, self.channels, _, self.side = self.parts.train.images.shape
 
     def exits(self, width: int, layout: str = "conv", weights: Sequence[float] = WEIGHTS) -> EarlyExit:
+        """A ResNet with exits."""
         settings = self._resnet(width) | {"side": self.side, "layout": layout}
-        return self._obtain("exits", new_resnet_exits, settings, weights)  # type: ignore[return-value]
+        model = self._obtain("exits", new_resnet_exits, settings, weights)
+        assert isinstance(model, EarlyExit)
+        return model
 
-    def static(self, width: int) -> ResNet18:
+    def static(self, width: int) -> nn.Module:
         """A ResNet without exits."""
-        return self._obtain(f"static-{width}", ResNet18, self._resnet(width))  # type: ignore[return-value]
+        return self._obtain(f"static-{width}", ResNet18, self._resnet(width))
 
     def transformer(self) -> EarlyExit:
-        settings = {"classes": len(self.data.classes), "channels": self.data.channels, "side": self.side}
-        return self._obtain("transformer", transformer_exits, settings, WEIGHTS)  # type: ignore[return-value]
+        """A transformer with exits."""
+        settings = {"classes": len(self.parts.classes), "channels": self.channels, "side": self.side}
+        model = self._obtain("transformer", transformer_exits, settings, WEIGHTS)
+        assert isinstance(model, EarlyExit)
+        return model
 
     def _resnet(self, width: int) -> dict[str, Any]:
-        return {"classes": len(self.data.classes), "width": width, "stem": "cifar", "channels": self.data.channels}
+        return {"classes": len(self.parts.classes), "width": width, "stem": "cifar", "channels": self.channels}
 
     def _obtain(
         self, name: str, make: Callable[..., nn.Module], settings: dict[str, Any], weights: Sequence[float] | None = None
@@ -125,3 +149,24 @@ class Bench:
         return obtain(
             self.folder / name, make, settings, self.parts.train, self.config, loss=loss, about=about, show=self.show
         )
+
+
+def load_exits(folder: Path) -> tuple[EarlyExit, Pictures, list[str]]:
+    """The network with exits of a study's folder, the pictures that it was trained on, and the names of their classes."""
+    model, about = images_training.load_model(folder / "exits", new_resnet_exits)
+    assert isinstance(model, EarlyExit)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, Pictures(**about["pictures"]), about["classes"]
+
+
+def write_choice(folder: Path, rule: Rule) -> None:
+    """Keeps the rule to leave by beside the network."""
+    write_json(folder / "exits" / CHOICE, {"rule": name_of(rule), "tolerance": rule.tolerance})
+
+
+def read_choice(folder: Path) -> Rule:
+    path = folder / "exits" / CHOICE
+    if not path.is_file():
+        raise ValueError(f"no rule was chosen in {folder}: run `linattn lab early-exit sweep`, or give --rule and --tolerance.")
+    found = json.loads(path.read_text())
+    return make_rule(found["rule"], found["tolerance"])
