@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import FASHION_CLASSES, fashion_mnist
+from ..data import DSPRITES_CLASSES, FASHION_CLASSES, dsprites, fashion_mnist
 from .shapes import SHAPE_CLASSES, generate
 
 NAMES = ("shapes", "fashion", "dsprites")
@@ -103,15 +103,8 @@ def _fashion(train: int | None, test: int | None, seed: int, fetch: bool) -> Ima
 
 
 def _dsprites(train: int, test: int, seed: int, fetch: bool) -> ImageSet:
-    from ..data import DSPRITES_CLASSES, dsprites
-
-    images, labels, truth = dsprites(fetch=fetch)
-    chosen = _choose(len(labels), train + test, seed)
-    whole = Part(
-        _scaled(images[chosen][:, None], 1),
-        torch.from_numpy(labels[chosen].astype(np.int64)),
-        {name: values[chosen] for name, values in truth.items()},
-    )
+    images, labels, truth = dsprites(train + test, seed, fetch=fetch)
+    whole = Part(_scaled(images[:, None], 1), torch.from_numpy(labels.astype(np.int64)), truth)
     return ImageSet(
         "dsprites", DSPRITES_CLASSES, whole.take(torch.arange(train)), whole.take(torch.arange(train, train + test))
     )

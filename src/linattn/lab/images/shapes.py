@@ -29,7 +29,7 @@ def generate(
     count: int,
     seed: int = 0,
     *,
-    noise: tuple[float, float] = (0.0, 0.3),
+    noise: tuple[float, float] = (0.0, 0.35),
     size: tuple[float, float] = (4.0, 7.5),
     side: int = 32,
     dark: float = 0.2,
@@ -52,7 +52,7 @@ def generate(
             raise ValueError(f"{name} must be a range (low, high) with 0 <= low <= high, got {(low, high)}.")
     if count < 0 or side < 8:
         raise ValueError(f"count must not be negative and side at least 8, got {count} and {side}.")
-    if not 0 < size[0] or REACH * size[1] > side / 2:
+    if size[0] <= 0 or REACH * size[1] > side / 2:
         raise ValueError(f"size must be above 0 and at most {side / 2 / REACH:.1f} for pictures of {side}, got {size}.")
     generator = np.random.default_rng(seed)
     labels = generator.permutation(np.arange(count) % len(SHAPE_CLASSES))
