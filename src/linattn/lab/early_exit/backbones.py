@@ -9,10 +9,10 @@ from ...nn import TransformerEncoderLayer
 from ..images.resnet import ResNet18
 from .wrapper import EarlyExit
 
-# Layout -> kind of head, and the stages after which there is one. "linear" is the course's.
+# Layout -> kind of head, and the blocks after which there is one. "linear" is the course's.
 LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "conv": ("conv", ("stem", "layer1", "layer2")),
-    "linear": ("linear", ("layer1", "layer2", "layer3")),
+    "conv": ("conv", ("stem", "layer1.0", "layer2.0")),
+    "linear": ("linear", ("layer1.1", "layer2.1", "layer3.1")),
 }
 POOLED = 4  # rows and columns that the convolutions of a head leave for its pool
 
@@ -23,29 +23,34 @@ def resnet_exits(net: ResNet18, side: int, layout: str = "conv") -> EarlyExit:
     Args:
         net: any width and stem.
         side: of the pictures, in pixels.
-        layout: "linear" has the course's heads, flatten and linear, after the stages 1, 2 and 3; "conv" has heads of
-            strided convolutions after the stem and the stages 1 and 2, because a linear map of what the first layers
-            see, a few pixels each, cannot tell shapes apart.
+        layout: "linear" has the course's heads, flatten and linear, after the stages 1, 2 and 3. "conv" has heads of
+            convolutions after the stem and the first blocks of the stages 1 and 2: a linear map of what the first
+            layers see, a few pixels each, cannot tell shapes apart.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
     kind, after = LAYOUTS[layout]
-    classes, width = net.settings["classes"], net.settings["width"]
+    classes, width = net.fc.out_features, net.conv1.out_channels
     settings = net.settings | {"side": side, "layout": layout}
-    parts = {"stem": nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)}
-    parts |= {name: getattr(net, name) for name in ("layer1", "layer2", "layer3", "layer4")}
+    parts: dict[str, nn.Module] = {"stem": nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)}
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        parts |= {f"{stage}.{number}": block for number, block in enumerate(getattr(net, stage))}
     if net.settings["stem"] == "imagenet":
         side = -(-side // 4)
     channels, stages, heads = width, [], []
     since: list[nn.Module] = []
-    for number, (name, part) in enumerate(parts.items()):
+    for name, part in parts.items():
         since.append(part)
-        if number > 1:  # the stages 2, 3 and 4 halve the side
+        if name in ("layer2.0", "layer3.0", "layer4.0"):  # what halves the side
             channels, side = 2 * channels, -(-side // 2)
         if name in after:
             stages.append(nn.Sequential(*since))
             since = []
-            head = linear_head(channels, side, classes) if kind == "linear" else conv_head(channels, side, classes, 4 * width)
+            head = (
+                linear_head(channels, side, classes)
+                if kind == "linear"
+                else conv_head(channels, side, classes, 4 * width)
+            )
             heads.append(head)
     stages.append(nn.Sequential(*since))
     heads.append(nn.Sequential(net.avgpool, nn.Flatten(), net.fc))
@@ -110,7 +115,7 @@ def transformer_exits(
     kernel: str = "elu",
 ) -> EarlyExit:
     """A transformer over the patches of a picture, attention in linear time, with an exit after every layer."""
-    settings = {"classes": classes, "channels": channels, "side": side, "patch": patch}
+    settings: dict[str, Any] = {"classes": classes, "channels": channels, "side": side, "patch": patch}
     settings |= {"dim": dim, "heads": heads, "layers": layers, "kernel": kernel}
     stages: list[nn.Module] = [
         TransformerEncoderLayer(

@@ -19,9 +19,9 @@ def latencies(
     Every batch goes through all calls in turn, `rounds` times over, in an order that reverses from round to round. A
     batch's time is the median of its rounds; pictures take different exits, so batches are then added up.
     """
-    batches = list(images[: len(images) // batch * batch].split(batch))
-    if not batches:
+    if len(images) < batch:
         raise ValueError(f"{len(images)} pictures do not fill a batch of {batch}.")
+    batches = images[: len(images) // batch * batch].split(batch)
     names = list(calls)
     with one_thread():
         for name in names:

@@ -89,7 +89,9 @@ def exit_rows(study: Study) -> list[list[str]]:
     """Each exit at the chosen point."""
     rows = [["exit", "leave there", "accuracy of all", "of those that leave", "MACs"]]
     found = study.curve.exit_accuracies(study.test.labels)
-    for number, ((whole, own), share, macs) in enumerate(zip(found, study.curve.chosen.shares, study.curve.costs.exits)):
+    for number, ((whole, own), share, macs) in enumerate(
+        zip(found, study.curve.chosen.shares, study.curve.costs.exits)
+    ):
         said = "-" if own is None else f"{own:.4f}"
         rows.append([str(number + 1), f"{100 * share:.1f} %", f"{whole:.4f}", said, f"{macs / 1e6:.2f} M"])
     return rows

@@ -34,7 +34,9 @@ def curves(study: Study) -> Figure:
     for axes, batch in ((one, 1), (many, 128)):
         taken = study.seconds[batch]
         for name in RULES:
-            own = sorted((taken[key], p.accuracy) for key, p in points.items() if key in taken and name_of(p.rule) == name)
+            own = sorted(
+                (taken[key], p.accuracy) for key, p in points.items() if key in taken and name_of(p.rule) == name
+            )
             axes.plot([1e3 * t for t, _ in own], [a for _, a in own], "o-", color=COLOURS[name], label=name, ms=4)
         still = sorted((taken[static_name(s.width)], s.accuracy) for s in study.statics)
         axes.plot([1e3 * t for t, _ in still], [a for _, a in still], "ks--", label="without exits")
@@ -68,7 +70,7 @@ def exits(study: Study) -> Figure:
     axes[1].set(xlabel="exit", ylabel="accuracy", xticks=places, xticklabels=labels)
     axes[1].legend(fontsize=8, loc="lower left")
     for name, own in zip(truth, axes[2:]):
-        values = [study.test.truth[name][(curve.exits == number).numpy()] for number in places]
+        values = [study.test.truth[name][curve.exits.numpy() == number] for number in places]
         taken = [(label, value) for label, value in zip(labels, values) if len(value)]
         own.boxplot([value for _, value in taken], showfliers=False)
         own.set(xlabel="exit", ylabel=name, xticks=range(1, len(taken) + 1), xticklabels=[label for label, _ in taken])
@@ -92,7 +94,7 @@ def galleries(study: Study) -> Figure:
     for (title, places), line in zip(rows, grid):
         line[0].set_ylabel(title)
         for axes, place in zip(line, places):
-            axes.imshow(test.images[place].permute(1, 2, 0).squeeze(-1), cmap="gray", vmin=0, vmax=1)
+            axes.imshow(test.images[place].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
             right = bool(named[place] == test.labels[place])
             axes.set_title(study.classes[named[place]], fontsize=8, color="black" if right else "red")
         for axes in line:
@@ -113,7 +115,7 @@ def depth(found: Tensor, taken: Tensor) -> Figure:
     table = torch.zeros(int(taken.max()) + 1, int(found.max()) + 1)
     table.index_put_((taken, found), torch.ones(len(found)), accumulate=True)
     share = table / table.sum(0, keepdim=True).clamp_min(1)
-    image = counts.imshow(share, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=1)
+    image = counts.imshow(share.numpy(), origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=1)
     figure.colorbar(image, ax=counts, label="share of the pictures of a depth")
     counts.set(xlabel="prediction depth", ylabel="exit taken", yticks=range(len(table)))
     counts.set_yticklabels([str(number + 1) for number in range(len(table))])
@@ -121,7 +123,9 @@ def depth(found: Tensor, taken: Tensor) -> Figure:
     mean = [float(taken[found == level].double().mean()) + 1 for level in there]
     means.plot(there, mean, "o-")
     for level, height in zip(there, mean):
-        means.annotate(str(int((found == level).sum())), (level, height), (0, 6), textcoords="offset points", fontsize=7)
+        means.annotate(
+            str(int((found == level).sum())), (level, height), (0, 6), textcoords="offset points", fontsize=7
+        )
     known = spearman(found, taken)
     means.set(xlabel="prediction depth", ylabel="mean exit taken")
     if known is not None:

@@ -54,7 +54,7 @@ class Patience:
 Rule = Entropy | Confidence | Patience
 # A rule is a function of an exit's logits (n, classes) and of what it kept from the exit before (n, ...), None at the
 # first. It returns who leaves, (n,) bool, and what to keep. What is kept is compacted with the batch.
-RULES: dict[str, type[Entropy] | type[Confidence] | type[Patience]] = {
+RULES: dict[str, type[Rule]] = {
     "entropy": Entropy,
     "confidence": Confidence,
     "patience": Patience,
@@ -69,7 +69,7 @@ def make_rule(name: str, tolerance: float) -> Rule:
         if tolerance != int(tolerance) or tolerance < 1:
             raise ValueError(f"patience is a number of exits from 1 up, got {tolerance:g}.")
         return Patience(int(tolerance))
-    return RULES[name](tolerance)
+    return Entropy(tolerance) if name == "entropy" else Confidence(tolerance)
 
 
 def name_of(rule: Rule) -> str:

@@ -55,7 +55,10 @@ def grid(name: str, classes: int, exits: int, count: int = 24) -> list[Rule]:
     if name == "entropy":
         top = math.log(classes) * 1.01  # above the largest entropy there is
         return [make_rule(name, float(f"{x:.3g}")) for x in torch.logspace(-3, math.log10(top), count).tolist()]
-    return [make_rule(name, 1 - float(f"{x:.3g}")) for x in torch.logspace(-4, math.log10(1 - 0.9 / classes), count).tolist()]
+    return [
+        make_rule(name, 1 - float(f"{x:.3g}"))
+        for x in torch.logspace(-4, math.log10(1 - 0.9 / classes), count).tolist()
+    ]
 
 
 def point(logits: Tensor, labels: Tensor, costs: ExitCosts, rule: Rule) -> Point:

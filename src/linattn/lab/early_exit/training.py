@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from ..._files import write_json
 from ..images import training as images_training
 from ..images.resnet import ResNet18
-from ..images.sets import Part, load
+from ..images.sets import ImageSet, Part, load
+from ..images.shapes import SHAPE_CLASSES, generate
 from ..trainer import TrainConfig
 from .backbones import new_resnet_exits, transformer_exits
 from .rules import Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
 DEFAULTS = TrainConfig(
-    steps=1000, batch_size=128, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=250
+    steps=500, batch_size=128, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=250
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
 CHOICE = "choice.json"
@@ -43,15 +44,17 @@ class Pictures:
 
     Attributes:
         validation: how many of the training pictures are kept out of the training.
+        noise: the largest, where the pictures are shapes.
     """
 
     data: str = "shapes"
     train: int | None = None
     test: int | None = None
     validation: int = 3000
+    noise: float = 0.4
 
     def split(self) -> Split:
-        whole = load(self.data, train=self.train, test=self.test)
+        whole = self._load()
         count = len(whole.train) - self.validation
         if not (self.validation > 0 and count > WATCHED):
             raise ValueError(
@@ -60,6 +63,15 @@ class Pictures:
             )
         order = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(0))
         return Split(whole.classes, whole.train.take(order[:count]), whole.train.take(order[count:]), whole.test)
+
+    def _load(self) -> ImageSet:
+        if self.data != "shapes":
+            return load(self.data, train=self.train, test=self.test)
+        count = self.train or 30000
+        drawn = generate(count + (self.test or 6000), noise=(0.0, self.noise))
+        part = Part(torch.from_numpy(drawn.images), torch.from_numpy(drawn.labels), drawn.truth)
+        places = torch.arange(len(part))
+        return ImageSet("shapes", SHAPE_CLASSES, part.take(places[:count]), part.take(places[count:]))
 
 
 def exits_loss(weights: Sequence[float]) -> images_training.Loss:
@@ -139,13 +151,19 @@ class Bench:
         return {"classes": len(self.parts.classes), "width": width, "stem": "cifar", "channels": self.channels}
 
     def _obtain(
-        self, name: str, make: Callable[..., nn.Module], settings: dict[str, Any], weights: Sequence[float] | None = None
+        self,
+        name: str,
+        make: Callable[..., nn.Module],
+        settings: dict[str, Any],
+        weights: Sequence[float] | None = None,
     ) -> nn.Module:
         if self.show:
             print(f"{name}: {self.folder / name}", file=sys.stderr)
-        about, loss = self.about, images_training.cross_entropy
+        about: dict[str, Any] = dict(self.about)
+        loss: images_training.Loss = images_training.cross_entropy
         if weights is not None:
-            about, loss = about | {"weights": list(weights)}, exits_loss(weights)
+            about["weights"] = list(weights)
+            loss = exits_loss(weights)
         return obtain(
             self.folder / name, make, settings, self.parts.train, self.config, loss=loss, about=about, show=self.show
         )
@@ -167,6 +185,8 @@ def write_choice(folder: Path, rule: Rule) -> None:
 def read_choice(folder: Path) -> Rule:
     path = folder / "exits" / CHOICE
     if not path.is_file():
-        raise ValueError(f"no rule was chosen in {folder}: run `linattn lab early-exit sweep`, or give --rule and --tolerance.")
+        raise ValueError(
+            f"no rule was chosen in {folder}: run `linattn lab early-exit sweep`, or give --rule and --tolerance."
+        )
     found = json.loads(path.read_text())
     return make_rule(found["rule"], found["tolerance"])

@@ -46,9 +46,7 @@ class EarlyExit(nn.Module):
         settings: what makes the model again, for its file.
     """
 
-    def __init__(
-        self, stages: Iterable[nn.Module], heads: Iterable[nn.Module], settings: dict[str, Any] | None = None
-    ):
+    def __init__(self, stages: Iterable[nn.Module], heads: Iterable[nn.Module], settings: dict[str, Any] | None = None):
         super().__init__()
         self.settings = settings or {}
         self.stages, self.heads = nn.ModuleList(stages), nn.ModuleList(heads)
@@ -80,34 +78,26 @@ class EarlyExit(nn.Module):
         """
         if self.training:
             raise ValueError("predict needs a model in evaluation mode: call .eval() first.")
-        parts: list[Tensor] = []  # what left at each exit
-        rows: list[Tensor] = []
-        inside: Tensor | None = None  # the rows still in the batch; None is all of them
+        left: list[tuple[int, Tensor, Tensor]] = []  # exit, rows of the batch, their logits
+        inside: Tensor | None = None  # rows that have not left; None is all of them
         memory = None
         for number, (stage, head) in enumerate(zip(self.stages, self.heads)):
             x = stage(x)
             logits = head(x)
             if inside is None:
                 inside = torch.arange(len(logits), device=logits.device)
-            if number + 1 == len(self.stages):
-                parts.append(logits)
-                rows.append(inside)
-                break
-            leaves, memory = rule(logits, memory)
-            count = int(leaves.sum())
-            if count == len(leaves):
-                parts.append(logits)
-                rows.append(inside)
-                break
-            if count:
-                stays = ~leaves
-                parts.append(logits[leaves])
-                rows.append(inside[leaves])
-                inside, x, memory = inside[stays], _rows(x, stays), _rows(memory, stays)
-            else:
-                parts.append(logits[:0])
-                rows.append(inside[:0])
-        return _gather(parts, rows)
+            if number + 1 < len(self.stages):
+                leaves, memory = rule(logits, memory)
+                count = int(leaves.sum())
+                if count < len(leaves):
+                    if count:
+                        stays = ~leaves
+                        left.append((number, inside[leaves], logits[leaves]))
+                        inside, x, memory = inside[stays], _rows(x, stays), _rows(memory, stays)
+                    continue
+            left.append((number, inside, logits))
+            break
+        return _gather(left)
 
 
 def weighted_loss(logits: Sequence[Tensor], target: Tensor, weights: Sequence[float]) -> Tensor:
@@ -129,9 +119,11 @@ def _rows(x: Any, keep: Tensor) -> Any:
     return x
 
 
-def _gather(parts: list[Tensor], rows: list[Tensor]) -> Prediction:
+def _gather(left: list[tuple[int, Tensor, Tensor]]) -> Prediction:
     """What left at each exit, in the order in which it came in."""
-    order = torch.cat(rows).argsort()
-    exits = torch.cat([torch.full_like(row, number) for number, row in enumerate(rows)])[order]
-    logits = torch.cat(parts)[order]
+    exits = torch.cat([torch.full_like(rows, number) for number, rows, _ in left])
+    logits = torch.cat([own for _, _, own in left])
+    if len(left) > 1:
+        order = torch.cat([rows for _, rows, _ in left]).argsort()
+        exits, logits = exits[order], logits[order]
     return Prediction(logits.argmax(-1), exits, logits)

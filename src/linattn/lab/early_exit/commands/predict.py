@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.rule is None) != (args.tolerance is None):
         raise ValueError("--rule and --tolerance go together.")
-    model, pictures, classes = load_exits(args.folder)
+    model, _, classes = load_exits(args.folder)
     rule = read_choice(args.folder) if args.rule is None else make_rule(args.rule, args.tolerance)
     settings = model.settings
     try:
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         )
     ]
     rows = [["picture", "class", "exit", "confidence"]]
-    rows += [[str(a["picture"]), str(a["class"]), f"{a['exit']} of {len(model.stages)}", f"{a['confidence']:.3f}"] for a in answers]
+    for answer in answers:
+        cells = [answer["picture"], answer["class"], f"{answer['exit']} of {len(model.stages)}"]
+        rows.append([*map(str, cells), f"{answer['confidence']:.3f}"])
     print(table(rows, "  rr"))
     if args.json:
         write_json(args.json, answers)

@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-transformer", action="store_true", help="leave the transformer out")
     parser.add_argument("--no-depth", action="store_true", help="leave prediction depth out")
-    parser.add_argument("--html", metavar="FILE", type=Path, default=Path("early-exit.html"), help="default %(default)s")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, default=Path("early-exit.html"), help="default %(default)s"
+    )
     parser.add_argument("--picture", metavar="FILE", type=Path, help="the curves alone, as a PNG")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures for machines")
 

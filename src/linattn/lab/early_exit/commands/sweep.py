@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [["validation pictures", "accuracy", "MACs", "fewer", *exits]]
     for p in points:
         shares = [f"{100 * share:.0f} %" for share in p.shares]
-        rows.append([point_name(p), f"{p.accuracy:.4f}", f"{p.macs / 1e6:.2f} M", f"{costs.full / p.macs:.2f}x", *shares])
+        rows.append(
+            [point_name(p), f"{p.accuracy:.4f}", f"{p.macs / 1e6:.2f} M", f"{costs.full / p.macs:.2f}x", *shares]
+        )
     print(table(rows, " " + "r" * len(rows[0])))
     judged = point(all_logits(model, parts.test.images), parts.test.labels, costs, chosen.rule)
     print(f"\n{CONVENTION}")
