@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from linattn.cli import main
-from linattn.lab.early_exit import Confidence, EarlyExit, Entropy, Patience, decide, weighted_loss
+from linattn.lab.early_exit import Confidence, EarlyExit, Entropy, Patience, decide, study, weighted_loss
 from linattn.lab.early_exit.backbones import conv_head, resnet_exits, transformer_exits
 from linattn.lab.early_exit.latency import latencies
 from linattn.lab.early_exit.macs import ExitCosts, course_costs, course_totals, exit_costs
@@ -267,8 +267,10 @@ def test_a_head_of_convolutions_ends_small():
     assert head[:-3](torch.randn(1, 8, 32, 32)).shape == (1, 32, 4, 4)
 
 
-def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys):
+def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
     """All four commands on a network that has hardly learned."""
+    monkeypatch.setattr(study, "TIMED", {1: 8, 128: 128})
+    monkeypatch.setattr(study, "REFERENCES", 100)
     folder, page, figures = (str(tmp_path / name) for name in ("nets", "page.html", "figures.json"))
     small = ["--folder", folder, "--train", "900", "--test", "128", "--validation", "200", "--steps", "12", "--quiet"]
     small += ["--width", "4", "--batch-size", "32", "--warmup", "2"]
