@@ -15,11 +15,17 @@ EARLY_EXIT: dict[str, tuple[Any, str]] = {
     "report": ("linattn.lab.early_exit.commands.report", "everything trained, measured and drawn: one page"),
     "predict": ("linattn.lab.early_exit.commands.predict", "class, exit and confidence of picture files"),
 }
+DIFFICULTY: dict[str, tuple[Any, str]] = {
+    "train": ("linattn.lab.difficulty.train_command", "the networks whose depth is measured"),
+    "measure": ("linattn.lab.difficulty.measure_command", "the prediction depth of every picture"),
+    "report": ("linattn.lab.difficulty.report_command", "all of it, as one page and as figures"),
+}
 LABS: dict[str, tuple[Any, str]] = {
     "handmade": ("linattn.lab.handmade.command", "transformers with weights set by hand, beside what training finds"),
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
     "early-exit": (EARLY_EXIT, "a network that every picture leaves as soon as it is sure of it"),
+    "difficulty": (DIFFICULTY, "how deep into a network a picture's class is settled, and why"),
 }
 COMMANDS: dict[str, tuple[Any, str]] = {
     "info": ("linattn.cli.info", "versions, engines and why, threads, CPU features"),

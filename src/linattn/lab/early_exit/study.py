@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..difficulty.measure import measure
+from ..difficulty import measure
 from ..images.sets import Part
 from ..images.training import scores
 from .latency import latencies

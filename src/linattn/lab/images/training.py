@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from .resnet import ResNet18
 from .sets import ImageSet, Part
 
 DEFAULTS = TrainConfig(
-    steps=1500, batch_size=128, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=500
+    steps=1200, batch_size=128, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=500
 )
 WEIGHTS, SETTINGS = "weights.safetensors", "model.json"
+Model = TypeVar("Model", bound=nn.Module)
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
@@ -84,8 +85,9 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], about: dict[str
 
 
 def load_model(
-    folder: str | os.PathLike[str], make: Callable[..., nn.Module] = ResNet18
-) -> tuple[nn.Module, dict[str, Any]]:
+    folder: str | os.PathLike[str],
+    make: Callable[..., Model] = ResNet18,  # type: ignore[assignment]
+) -> tuple[Model, dict[str, Any]]:
     """The model of a folder, ready to be used, and what was written about it.
 
     Args:

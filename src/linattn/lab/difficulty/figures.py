@@ -1,0 +1,112 @@
+"""What the measurements say: accuracy by depth, depth by class and by ground truth, agreement of the networks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from ..images import ImageSet
+from .depth import bands
+from .measuring import Measured
+from .runs import Outcome
+
+
+@dataclass
+class ByDepth:
+    """Bands of depth (low, high) from shallow to deep: how many pictures, and on what share of them the network is right."""
+
+    bands: list[tuple[int, int]]
+    counts: list[int]
+    accuracy: list[float]
+
+    def names(self) -> list[str]:
+        return [f"{low}" if low == high else f"{low}-{high}" for low, high in self.bands]
+
+
+def by_depth(measured: list[Measured]) -> ByDepth:
+    """Pictures of all networks counted together."""
+    depth, right = pooled(measured)
+    found = bands(depth)
+    inside = [(low <= depth) & (depth <= high) for low, high in found]
+    return ByDepth(found, [int(part.sum()) for part in inside], [float(right[part].mean()) for part in inside])
+
+
+def pooled(measured: list[Measured]) -> tuple[np.ndarray, np.ndarray]:
+    """Depth and whether the network is right, for every picture of every network."""
+    return (
+        np.concatenate([part.depth.numpy() for part in measured]),
+        np.concatenate([part.right.numpy() for part in measured]),
+    )
+
+
+@dataclass
+class Findings:
+    """All figures of the report. `depth` is each test picture's mean over the networks, (N,)."""
+
+    depth: np.ndarray
+    accuracy: list[float]  # of each network, on the test pictures
+    probe_accuracy: np.ndarray  # (networks, points)
+    test: ByDepth
+    held_out: ByDepth | None  # of training pictures, by networks that have not seen them
+    truth: dict[str, tuple[float, float]]  # name -> Spearman's rank correlation of depth with it, and its p
+    class_depth: list[float]
+    consistency: np.ndarray  # (networks, networks): rank correlations of their depths
+
+    @property
+    def agreement(self) -> float | None:
+        """Mean rank correlation of the depths of two networks; None where there is one network, or none can be had."""
+        others = self.consistency[np.triu_indices(len(self.consistency), 1)]
+        return float(others.mean()) if len(others) and np.isfinite(others).all() else None
+
+
+def find(outcome: Outcome, images: ImageSet) -> Findings:
+    first = outcome.test[0]
+    depths = np.stack([part.depth.numpy() for part in outcome.test])  # (networks, N)
+    depth, labels, places = depths.mean(0), first.labels.numpy(), first.places.numpy()
+    truth = {}
+    for name, values in images.test.truth.items():
+        rho, p = rank_correlation(depth, values[places])
+        if np.isfinite(rho):
+            truth[name] = (rho, p)
+    nets = range(len(depths))
+    seen = [part for part in outcome.held_out if len(part.labels)]
+    return Findings(
+        depth=depth,
+        accuracy=[float(part.right.double().mean()) for part in outcome.test],
+        probe_accuracy=np.stack([(part.probes == part.labels).double().mean(1).numpy() for part in outcome.test]),
+        test=by_depth(outcome.test),
+        held_out=by_depth(seen) if seen else None,
+        truth=truth,
+        class_depth=[_mean(depth[labels == label]) for label in range(len(images.classes))],
+        consistency=np.array([[rank_correlation(depths[a], depths[b])[0] for b in nets] for a in nets]),
+    )
+
+
+def rank_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Spearman's rho and its p; NaN where one of the two does not vary."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return float("nan"), float("nan")
+    found = spearmanr(one, other)
+    return float(found.statistic), float(found.pvalue)
+
+
+def for_machines(findings: Findings) -> dict[str, Any]:
+    """The figures of --json. What the data has no truth for is null; accuracy goes from the shallowest band to the deepest."""
+    noise, size = (findings.truth.get(name, (None, None)) for name in ("noise", "size"))
+    return {
+        "spearman_noise": noise[0],
+        "p_noise": noise[1],
+        "spearman_size": size[0],
+        "p_size": size[1],
+        "accuracy_by_depth": findings.test.accuracy,
+        "depth_bands": findings.test.names(),
+        "depth_counts": findings.test.counts,
+        "accuracy": findings.accuracy,
+        "held_out_accuracy_by_depth": findings.held_out.accuracy if findings.held_out else None,
+        "consistency": findings.agreement,
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")

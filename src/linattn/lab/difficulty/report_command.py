@@ -1,0 +1,81 @@
+"""linattn lab difficulty report: what prediction depth says about the pictures."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._commandline import command, describe, require, table, write_json
+
+if TYPE_CHECKING:
+    from .figures import Findings
+
+HELP = """
+Trains and measures what is not there yet, and reports: how deep the pictures are, how accuracy falls with depth, the
+easiest and the hardest pictures, the classes by depth, how depth goes with the true noise and size where they are known,
+and how far networks of different seeds agree. One HTML page with all pictures, and figures for machines.
+
+The shapes take some minutes on one core. Measurements are kept: a second report takes seconds.
+
+examples:
+  linattn lab difficulty report
+  linattn lab difficulty report --data fashion --json fashion.json
+  linattn lab difficulty report --data photos/ --folder photos-depth --page photos.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from .arguments import add_probing, add_run
+
+    describe(parser, HELP)
+    parser.add_argument("--page", metavar="FILE", type=Path, help="the page (default report.html in the folder)")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="also the main findings in one picture")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures for machines")
+    add_run(parser)
+    add_probing(parser)
+
+
+@command
+def run(args: argparse.Namespace) -> int:
+    require("safetensors", "tqdm", "tensorboard", "matplotlib", "scipy")
+    from ..images.pictures import save_picture
+    from .arguments import probing_from, run_from, watched
+    from .figures import find, for_machines
+    from .page import introduction, write_page
+    from .pictures import overview
+    from .runs import measure_run
+
+    chosen, probing = run_from(args), probing_from(args)
+    images = chosen.images()
+    outcome = measure_run(chosen, images, chosen.train(images, show=watched()), probing)
+    findings = find(outcome, images)
+    rows = figure_rows(findings, images.classes)
+    print(f"Prediction depth: {images.name}\n{introduction(chosen, probing, outcome)}\n")
+    print(table(rows))
+    page = args.page or chosen.folder / "report.html"
+    write_page(page, findings, outcome, images, chosen, probing, rows)
+    print(f"\nwrote {page}")
+    if args.picture:
+        save_picture(overview(findings, outcome, images), args.picture)
+        print(f"wrote {args.picture}")
+    if args.json:
+        write_json(args.json, for_machines(findings))
+        print(f"wrote {args.json}")
+    return 0
+
+
+def figure_rows(findings: "Findings", classes: tuple[str, ...]) -> list[list[str]]:
+    """The figures as rows of two cells, a heading first."""
+    rows = [["figure", "value"]]
+    rows.append(["accuracy of the networks, test", ", ".join(f"{value:.4f}" for value in findings.accuracy)])
+    for title, found in (("test", findings.test), ("training, held out", findings.held_out)):
+        if found:
+            for name, accuracy, count in zip(found.names(), found.accuracy, found.counts):
+                rows.append([f"accuracy at depth {name}, {title}", f"{accuracy:.4f}  ({count} pictures)"])
+    for name, (rho, p) in findings.truth.items():
+        rows.append([f"Spearman of depth and true {name}", f"{rho:+.4f}  (p = {p:.2g})"])
+    order = sorted((depth, name) for depth, name in zip(findings.class_depth, classes) if not math.isnan(depth))
+    rows.append(["classes by mean depth", ", ".join(f"{name.replace('_', ' ')} {depth:.2f}" for depth, name in order)])
+    if findings.agreement is not None:
+        rows.append(["Spearman of depths, between networks", f"{findings.agreement:+.4f}"])
+    return rows
