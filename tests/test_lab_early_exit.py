@@ -256,7 +256,9 @@ def test_measured_time_falls_with_the_exits_taken():
     calls = {"first": lambda x: model.predict(x, Patience(1)), "last": lambda x: model.predict(x, Patience(9))}
     for batch in (1, 32):
         found = latencies(calls, images[: 8 * batch], batch, rounds=5)
-        assert found["last"] > 2 * found["first"]  # 19 times the work; other work on the machine may blur it
+        assert (
+            found["last"].processor > 2 * found["first"].processor
+        )  # 19 times the work; other work on the machine may blur it
     with pytest.raises(ValueError, match="32 pictures do not fill a batch of 64"):
         latencies(calls, images, 64)
 

@@ -12,6 +12,7 @@ from . import plots
 from .macs import CONVENTION, COURSE_CONVENTION, course_totals
 from .study import Study, point_name, spearman, static_name
 
+TIMES = "Times: of the processor, one thread; contestants interleaved, medians of rounds."
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 img { max-width: 100%; }
@@ -29,7 +30,7 @@ def write_page(study: Study, path: Path) -> None:
         f"<p>{html.escape(summary(study))}</p>",
         _table(comparison(study)),
         _picture(plots.curves(study), "accuracy against MACs and against measured time"),
-        f"<p><small>{html.escape(CONVENTION)} Times are of one thread, interleaved, medians of rounds.</small></p>",
+        f"<p><small>{html.escape(CONVENTION)} {TIMES}</small></p>",
         "<h2>The exits</h2>",
         _table(exit_rows(study)),
         _picture(plots.exits(study), "share, accuracy, noise and size by exit"),
@@ -63,12 +64,13 @@ def save_picture(study: Study, path: Path) -> None:
 
 def summary(study: Study) -> str:
     chosen, full = study.curve.chosen, max(study.full.accuracy, study.curve.full_accuracy)
+    wall = " and ".join(f"{study.latency_ratio(batch, 'wall'):.2f}" for batch in (1, 128))
     return (
         f"{point_name(chosen)}, chosen on validation pictures for an accuracy of {study.floor:.4f}: {chosen.accuracy:.4f} on "
         f"{len(study.test)} test pictures with {study.curve.mac_ratio:.2f} times fewer MACs than the network without exits, "
         f"{study.latency_ratio(1):.2f} times faster picture by picture and {study.latency_ratio(128):.2f} times in batches of "
-        f"128. Without leaving early: {full:.4f}, the better of the last exit ({study.curve.full_accuracy:.4f}) and a "
-        f"network trained without exits ({study.full.accuracy:.4f})."
+        f"128 (by the clock on the wall {wall}). Without leaving early: {full:.4f}, the better of the last exit "
+        f"({study.curve.full_accuracy:.4f}) and a network trained without exits ({study.full.accuracy:.4f})."
     )
 
 
@@ -80,7 +82,7 @@ def comparison(study: Study) -> list[list[str]]:
         (point_name(chosen), chosen.accuracy, chosen.macs),
         *((static_name(s.width), s.accuracy, s.macs) for s in study.statics),
     ]:
-        times = [f"{1e3 * study.seconds[batch][name]:.3f}" for batch in (1, 128)]
+        times = [f"{1e3 * study.times[batch][name].processor:.3f}" for batch in (1, 128)]
         rows.append([name, f"{accuracy:.4f}", f"{macs / 1e6:.2f} M", *times])
     return rows
 

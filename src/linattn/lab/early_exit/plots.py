@@ -32,7 +32,7 @@ def curves(study: Study) -> Figure:
     cost.legend(fontsize=8)
     points = {point_name(p): p for p in [study.curve.chosen, *study.curve.points]}
     for axes, batch in ((one, 1), (many, 128)):
-        taken = study.seconds[batch]
+        taken = {name: own.processor for name, own in study.times[batch].items()}
         for name in RULES:
             own = sorted(
                 (taken[key], p.accuracy) for key, p in points.items() if key in taken and name_of(p.rule) == name

@@ -1,7 +1,7 @@
 """Everything that the report shows: measured once, drawn elsewhere."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..difficulty import measure
 from ..images.sets import Part
 from ..images.training import scores
-from .latency import latencies
+from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
 from .rules import RULES, decide, name_of
 from .sweep import Point, all_logits, choose, point, sweep
@@ -69,7 +69,7 @@ class Study:
     """All that was measured.
 
     Attributes:
-        seconds: per picture: size of batch -> what was timed -> seconds.
+        times: size of batch -> what was timed -> its seconds per picture.
         depth: of the first test pictures, in the network without exits.
     """
 
@@ -79,7 +79,7 @@ class Study:
     curve: Curve
     statics: list[Static]
     transformer: Curve | None
-    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    times: dict[int, dict[str, Latency]]
     depth: Tensor | None = None
 
     @property
@@ -87,9 +87,11 @@ class Study:
         """The network of the same width without exits."""
         return max(self.statics, key=lambda static: static.width)
 
-    def latency_ratio(self, batch: int) -> float:
+    def latency_ratio(self, batch: int, clock: str = "processor") -> float:
         """How many times faster than the network without exits, at the chosen point."""
-        return self.seconds[batch][static_name(self.full.width)] / self.seconds[batch][point_name(self.curve.chosen)]
+        times = self.times[batch]
+        full, chosen = times[static_name(self.full.width)], times[point_name(self.curve.chosen)]
+        return float(getattr(full, clock) / getattr(chosen, clock))
 
     def figures(self) -> dict[str, Any]:
         """For machines."""
@@ -103,6 +105,8 @@ class Study:
             "full_accuracy": full,
             "latency_ratio_batch1": self.latency_ratio(1),
             "latency_ratio_batch128": self.latency_ratio(128),
+            "wall_ratio_batch1": self.latency_ratio(1, "wall"),
+            "wall_ratio_batch128": self.latency_ratio(128, "wall"),
             "full_accuracy_without_exits": self.full.accuracy,
             "full_accuracy_last_exit": self.curve.full_accuracy,
             "validation_floor": self.floor,
@@ -112,7 +116,9 @@ class Study:
             "exit_accuracy": [whole for whole, _ in self.curve.exit_accuracies(self.test.labels)],
             "points": [p.figures() for p in self.curve.points],
             "static": [{"width": s.width, "accuracy": s.accuracy, "macs": s.macs} for s in self.statics],
-            "seconds_per_picture": {str(batch): names for batch, names in self.seconds.items()},
+            "seconds_per_picture": {
+                str(batch): {name: asdict(taken) for name, taken in own.items()} for batch, own in self.times.items()
+            },
         }
         if self.transformer is not None:
             found["transformer"] = self.transformer.chosen.figures() | {
@@ -190,8 +196,8 @@ def accuracy_of(logits: Tensor, part: Part) -> float:
 
 def measure_latency(
     model: EarlyExit, found: Curve, statics: dict[int, nn.Module], test: Part, *, rounds: int = 5
-) -> dict[int, dict[str, float]]:
-    """Seconds per picture: the chosen point, some points of each rule, and the networks without exits, in one run."""
+) -> dict[int, dict[str, Latency]]:
+    """Times of the chosen point, some points of each rule and the networks without exits, in one run."""
     points = {point_name(p): p.rule for p in [found.chosen, *timed_points(found.points)]}
     calls: dict[str, Any] = {static_name(width): network for width, network in statics.items()}
     calls |= {name: _predicting(model, rule) for name, rule in points.items()}

@@ -78,22 +78,21 @@ class EarlyExit(nn.Module):
         """
         if self.training:
             raise ValueError("predict needs a model in evaluation mode: call .eval() first.")
-        left: list[tuple[int, Tensor, Tensor]] = []  # exit, rows of the batch, their logits
-        inside: Tensor | None = None  # rows that have not left; None is all of them
+        left: list[tuple[int, Tensor | None, Tensor]] = []  # exit, rows of the batch (None is all), their logits
+        inside: Tensor | None = None  # rows that have not left; None is all
         memory = None
         for number, (stage, head) in enumerate(zip(self.stages, self.heads)):
             x = stage(x)
             logits = head(x)
-            if inside is None:
-                inside = torch.arange(len(logits), device=logits.device)
             if number + 1 < len(self.stages):
                 leaves, memory = rule(logits, memory)
-                count = int(leaves.sum())
+                count = int(leaves.count_nonzero())
                 if count < len(leaves):
                     if count:
                         stays = ~leaves
-                        left.append((number, inside[leaves], logits[leaves]))
-                        inside, x, memory = inside[stays], _rows(x, stays), _rows(memory, stays)
+                        rows = torch.arange(len(leaves), device=leaves.device) if inside is None else inside
+                        left.append((number, rows[leaves], logits[leaves]))
+                        inside, x, memory = rows[stays], _rows(x, stays), _rows(memory, stays)
                     continue
             left.append((number, inside, logits))
             break
@@ -119,11 +118,13 @@ def _rows(x: Any, keep: Tensor) -> Any:
     return x
 
 
-def _gather(left: list[tuple[int, Tensor, Tensor]]) -> Prediction:
+def _gather(left: list[tuple[int, Tensor | None, Tensor]]) -> Prediction:
     """What left at each exit, in the order in which it came in."""
-    exits = torch.cat([torch.full_like(rows, number) for number, rows, _ in left])
-    logits = torch.cat([own for _, _, own in left])
-    if len(left) > 1:
-        order = torch.cat([rows for _, rows, _ in left]).argsort()
-        exits, logits = exits[order], logits[order]
+    number, _, logits = left[0]
+    if len(left) == 1:  # all together: nothing to put in order, and a single example should not pay for it
+        classes = logits.argmax(-1)
+        return Prediction(classes, torch.full_like(classes, number), logits)
+    order = torch.cat([rows for _, rows, _ in left if rows is not None]).argsort()
+    logits = torch.cat([own for _, _, own in left])[order]
+    exits = torch.cat([torch.full((len(own),), number) for number, _, own in left]).to(order.device)[order]
     return Prediction(logits.argmax(-1), exits, logits)
