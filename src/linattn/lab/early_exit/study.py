@@ -170,8 +170,10 @@ def curve(model: EarlyExit, parts: Split, give_up: float, reference: float = 0.0
     """
     costs = exit_costs(model, parts.test.images[:1])
     known = all_logits(model, parts.validation.images)
+    tried = sweep(known, parts.validation.labels, costs)
     floor = max(accuracy_of(known[-1], parts.validation), reference) - give_up
-    rule = choose(sweep(known, parts.validation.labels, costs), floor=floor).rule
+    floor = min(floor, max(p.accuracy for p in tried))  # the other network may be out of reach
+    rule = choose(tried, floor=floor).rule
     logits, labels = all_logits(model, parts.test.images), parts.test.labels
     chosen = point(logits, labels, costs, rule)
     points = sweep(logits, labels, costs)

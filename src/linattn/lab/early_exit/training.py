@@ -25,7 +25,7 @@ DEFAULTS = TrainConfig(
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
 CHOICE = "choice.json"
-WATCHED = 500  # training pictures on which the trainer watches the loss
+WATCHED = 500  # at most so many training pictures only serve to watch the loss
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Pictures:
     def split(self) -> Split:
         whole = self._load()
         count = len(whole.train) - self.validation
-        if not (self.validation > 0 and count > WATCHED):
+        if not 0 < self.validation <= len(whole.train) // 2:
             raise ValueError(
                 f"of {len(whole.train)} training pictures {self.validation} cannot be kept for validation: "
-                f"more than {WATCHED} must remain."
+                "choose fewer (--validation), at most half of them."
             )
         order = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(0))
         return Split(whole.classes, whole.train.take(order[:count]), whole.train.take(order[count:]), whole.test)
@@ -110,7 +110,8 @@ def obtain(
         torch.manual_seed(config.seed)
         model = make(**settings)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images_training.train(model, data, config, folder, loss=loss, validation=WATCHED, about=about, show=show)
+        watched = min(WATCHED, len(data) // 10)
+        images_training.train(model, data, config, folder, loss=loss, validation=watched, about=about, show=show)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.eval()
 

@@ -1,6 +1,7 @@
 """linattn lab early-exit sweep: tolerances, and the one that a floor or a budget asks for."""
 
 import argparse
+from pathlib import Path
 
 from ..._commandline import command, describe, require, table, write_json
 from ._options import add_folder, add_give_up
@@ -23,14 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goal = parser.add_mutually_exclusive_group()
     goal.add_argument("--floor", type=float, help="least accuracy (default: the last exit's, less --give-up)")
     goal.add_argument("--budget", type=float, help="most MACs per picture, on average")
-    parser.add_argument("--json", metavar="FILE", help="write the figures for machines")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures for machines")
 
 
 @command
 def run(args: argparse.Namespace) -> int:
     require("safetensors")
-    from pathlib import Path
-
     from ..macs import CONVENTION, exit_costs
     from ..study import accuracy_of, point_name
     from ..sweep import all_logits, choose, point, sweep
@@ -63,6 +62,6 @@ def run(args: argparse.Namespace) -> int:
     write_choice(args.folder, chosen.rule)
     if args.json:
         figures = {"points": [p.figures() for p in points], "chosen": chosen.figures(), "test": judged.figures()}
-        write_json(Path(args.json), figures)
+        write_json(args.json, figures)
         print(f"wrote {args.json}")
     return 0
