@@ -48,7 +48,7 @@ def all_logits(model: EarlyExit, images: Tensor, batch: int = 250) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def grid(name: str, classes: int, exits: int, count: int = 24) -> list[Rule]:
+def grid(name: str, classes: int, exits: int, count: int = 60) -> list[Rule]:
     """Tolerances of a rule, from leaving late to leaving at once."""
     if name == "patience":
         return [make_rule(name, number) for number in range(exits, 0, -1)]

@@ -51,7 +51,7 @@ class Pictures:
     train: int | None = None
     test: int | None = None
     validation: int = 3000
-    noise: float = 0.38
+    noise: float = 0.41
 
     def split(self) -> Split:
         whole = self._load()
