@@ -52,12 +52,13 @@ class BuildNative(build_ext):
 
 
 def compile_library(target: str, work: str, extra: Sequence[str] = (), program: Sequence[str] = ()) -> None:
-    """Every instruction set at once, then the dispatcher, then one shared library, or a program of these sources."""
+    """Every instruction set and the entry points at once, then one shared library, or a program of these sources."""
     compiler = os.environ.get("CXX", "c++")
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     sets = list(ISA_FLAGS) if x86 else ["portable"]
     jobs = {isa: ["isa.cpp", f"-DLINATTN_ISA={isa}", *ISA_FLAGS[isa]] for isa in sets}
     jobs["dispatch"] = ["dispatch.cpp", *([] if x86 else ["-DLINATTN_ONLY_PORTABLE"])]
+    jobs["nearfar"] = ["nearfar.cpp"]
     running = []
     for name, (source, *flags) in jobs.items():
         options = [*FLAGS, *flags, *extra]

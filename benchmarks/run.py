@@ -36,6 +36,7 @@ def main() -> int:
     rows += _show(grown)
     if not quick:
         rows += _show(peers.performer(8192, budget))
+        rows += _show(peers.fast_transformers(8192, budget))
     args.out.mkdir(parents=True, exist_ok=True)
     record = {"machine": about, "rows": [r.record() for r in rows], "growth": times}
     (args.out / "bench.json").write_text(json.dumps(record, indent=1))

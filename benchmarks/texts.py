@@ -1,20 +1,26 @@
-"""Writes the six texts that near/far fidelity is judged on, from what any Debian machine has or can get.
+"""Writes the texts that near/far fidelity is judged on, from what any Debian machine has or can get.
 
     python benchmarks/texts.py out/texts
 
-calibration.txt (the jargon file) is for `linattn.hf.calibrate`; the other five are of other kinds and other books.
+calibration.txt (the jargon file) is for `linattn.hf.calibrate`; five others are of other kinds and other books, and were
+looked at while the method was chosen. fresh-*.txt are five more of the same kinds that nothing was chosen on.
 """
 
 import argparse
 import gzip
 import html.parser
 import inspect
+import re
 import subprocess
+import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
-PACKAGES = ("anarchism", "jargon-text", "bible-kjv", "bible-kjv-text")
+PACKAGES = ("anarchism", "jargon-text", "bible-kjv", "bible-kjv-text", "r-cran-janeaustenr")
 LICENCES = ("GPL-2", "LGPL-2.1", "LGPL-2", "GPL-1", "GPL-3", "GFDL-1.2", "GFDL-1.3")
+# Every Debian has these. The short ones first: the same notice comes again and again.
+NOTICES = ("grep", "tar", "coreutils", "apt", "dpkg", "sed", "bash", "util-linux")
 
 
 class _Prose(html.parser.HTMLParser):
@@ -44,22 +50,52 @@ def unpack(folder: Path) -> None:
         subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
 
 
+def manual(name: str) -> str:
+    page = ["man", name]
+    environment = {"MANWIDTH": "80", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(page, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def bible(folder: Path, verses: str) -> str:
+    command = [folder / "usr/bin/bible", "-p", folder / "usr/lib", "-f", verses]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return "\n".join(verse.split(" ", 1)[1] for verse in found if " " in verse)
+
+
+def novel(folder: Path, title: bytes) -> str:
+    """The lines of one of Jane Austen's novels, which Debian has as a data file of R."""
+    packed = (folder / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb").read_bytes()
+    while packed:  # every object: a length of 4 bytes, then a zlib stream
+        stream = zlib.decompressobj()
+        found, packed = stream.decompress(packed[4:]), stream.unused_data
+        if title in found[:100]:  # a line: flags, a length of 4 bytes, characters
+            lines = re.findall(rb"\x00\x04\x00\t\x00\x00\x00.([^\x00]*)", found, re.DOTALL)
+            return b"\n".join(lines).decode()
+    raise ValueError(f"there is no novel {title!r} among Jane Austen's.")
+
+
+def fresh(folder: Path) -> dict[str, str]:
+    notices = [(Path("/usr/share/doc") / name / "copyright").read_text() for name in NOTICES]
+    return {
+        "fresh-prose": novel(folder, b"MANSFIELD PARK"),
+        "fresh-manual": manual("tar"),
+        "fresh-code": inspect.getsource(tarfile),
+        "fresh-old-english": bible(folder, "Luke1:1-Acts28:31"),
+        "fresh-licences": "\n".join(notices),
+    }
+
+
 def texts(folder: Path) -> dict[str, str]:
     share = folder / "usr/share/doc"
     pages = _Prose()
     for name in ("secA1", "secA2", "secI1", "secJ3"):
         pages.feed((share / f"anarchism/html/{name}.html").read_text(errors="replace"))
-    bible = [folder / "usr/bin/bible", "-p", folder / "usr/lib", "-f", "Ruth1:1-Job42:17"]
-    verses = subprocess.run(bible, check=True, capture_output=True, text=True).stdout.splitlines()
-    man = subprocess.run(
-        ["man", "bash"], check=True, capture_output=True, text=True, env={"MANWIDTH": "80", "PATH": "/usr/bin:/bin"}
-    )
     licences = [(Path("/usr/share/common-licenses") / name).read_text() for name in LICENCES]
     return {
         "prose": "".join(pages.parts).strip(),
-        "manual": man.stdout,
+        "manual": manual("bash"),
         "code": inspect.getsource(argparse),
-        "old-english": "\n".join(verse.split(" ", 1)[1] for verse in verses if " " in verse),
+        "old-english": bible(folder, "Ruth1:1-Job42:17"),
         # Their openings first: they repeat each other almost word for word, so that even a short stretch repeats itself.
         "licences": "\n".join([text[:2800] for text in licences] + licences),
         "calibration": gzip.decompress((share / "jargon-text/jargon.txt.gz").read_bytes()).decode(errors="replace")[
@@ -75,7 +111,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         unpack(Path(name))
-        for kind, text in texts(Path(name)).items():
+        for kind, text in {**texts(Path(name)), **fresh(Path(name))}.items():
             (folder / f"{kind}.txt").write_text(text)
             print(f"{folder / kind}.txt: {len(text)} characters")
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "nearfar_call.h"
+
 enum Map : int32_t { MAP_EXP, MAP_TRIG, MAP_IDENTITY, MAP_ELU, MAP_RELU, MAP_QUADRATIC };
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16 };
 enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2 };
@@ -55,6 +57,7 @@ struct Pieces {
   void (*causal_backward)(const Call&, int64_t head, int64_t begin, int64_t end, int32_t parts, float* grad_sums);
   void (*load_grad)(const Call&, int64_t head, float* grad_sums);
   void (*store_grad)(const Call&, int64_t head, const float* grad_sums);
+  NearFarPieces near_far;
 };
 
 extern "C" {

@@ -3,10 +3,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <vector>
 
-#include "call.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "dispatch.h"
 
 namespace {
 
@@ -30,40 +33,7 @@ const Pieces* supported(int level) {
 
 std::atomic<const Pieces*> chosen{nullptr};
 
-const Pieces& pieces() {
-  const Pieces* p = chosen.load(std::memory_order_relaxed);
-  for (int level = 2; !p; --level) p = supported(level);
-  chosen.store(p, std::memory_order_relaxed);
-  return *p;
-}
-
-typedef void (*Body)(int64_t, int64_t, void*);
-typedef int32_t (*ParallelFor)(int64_t, int64_t, int64_t, Body, void*);
 std::atomic<ParallelFor> parallel_for{nullptr};
-
-// Runs work(0) .. work(count - 1), each taken by whichever thread is free.
-template <class Work>
-void run(int64_t count, int64_t threads, const Work& work) {
-  ParallelFor loop = parallel_for.load(std::memory_order_relaxed);
-  if (!loop || threads < 2 || count < 2) {
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return;
-  }
-  struct Shared {
-    const Work& work;
-    int64_t count;
-    std::atomic<int64_t> next{0};
-  } shared{work, count};
-  const int32_t failed = loop(0, threads < count ? threads : count, 1,
-       [](int64_t begin, int64_t end, void* context) {
-         Shared& s = *static_cast<Shared*>(context);
-         for (int64_t worker = begin; worker < end; ++worker) {
-           for (int64_t i; (i = s.next.fetch_add(1)) < s.count;) s.work(i);
-         }
-       },
-       &shared);
-  if (failed) throw std::bad_alloc();  // the only thing that work throws
-}
 
 // How many stretches each head's tokens are cut into, so that every thread has work; a stretch is a multiple of `unit`.
 int64_t stretches(int64_t heads, int64_t tokens, int64_t threads, int64_t unit) {
@@ -135,8 +105,19 @@ int32_t absorb(const Call& c) {
   return flags;
 }
 
+// Memory that was never touched costs a fault for every page of it: of a long output, fewer and larger ones.
+void use_large_pages(float* at, int64_t floats) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t LARGE = 2 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(at) + LARGE - 1) / LARGE * LARGE;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(at + floats) / LARGE * LARGE;
+  if (end >= begin + 4 * LARGE) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 int32_t read(const Call& c) {
   const Pieces& p = pieces();
+  use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
   const int64_t parts = stretches(heads, rows, c.threads, unit);
   Space space(c, heads);
@@ -154,6 +135,22 @@ int32_t read(const Call& c) {
   }
   return flags;
 }
+
+// A state in one buffer: each part starts at a multiple of 16 floats, in the order of the fields of Sums.
+struct Packed {
+  float *S, *Z, *scale;
+  int64_t *tokens, *guarded;
+  Packed(const Call& c, float* at) {
+    const int64_t heads = c.batch * c.kv_heads;
+    const auto take = [&](int64_t floats) {
+      float* mine = at;
+      at += (floats + 15) / 16 * 16;
+      return mine;
+    };
+    S = take(heads * c.features * c.value_dim), Z = take(heads * c.features), scale = take(heads);
+    tokens = reinterpret_cast<int64_t*>(take(2 * heads)), guarded = reinterpret_cast<int64_t*>(take(2 * heads));
+  }
+};
 
 int32_t step(const Call& c) {
   const Pieces& p = pieces();
@@ -173,6 +170,7 @@ int32_t causal(const Call& c) {
   const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks) return step(c);
+  use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
   std::vector<int64_t> small(size_t(heads * parts)), seen(size_t(heads * parts));
@@ -282,6 +280,15 @@ int32_t causal_backward(const Call& c) {
 
 }  // namespace
 
+const Pieces& pieces() {
+  const Pieces* p = chosen.load(std::memory_order_relaxed);
+  for (int level = 2; !p; --level) p = supported(level);
+  chosen.store(p, std::memory_order_relaxed);
+  return *p;
+}
+
+ParallelFor threads_of_torch() { return parallel_for.load(std::memory_order_relaxed); }
+
 __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
   thread_local Scratch mine;
   if (mine.floats < floats) {
@@ -293,8 +300,6 @@ __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
   }
   return mine.at;
 }
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int64_t linattn_call_size() { return sizeof(Call); }
 EXPORT void linattn_use_threads(ParallelFor loop) { parallel_for.store(loop); }
@@ -314,15 +319,21 @@ EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call(*c, 
 EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call(*c, [&] { return read_backward(*c); }); }
 EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call(*c, [&] { return causal_backward(*c); }); }
 
-// One token, with everything that stays the same from step to step in `fixed`: the least a caller can hand over.
-EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* key, const void* value, const float* S,
-                            const float* Z, const float* scale, const int64_t* tokens, const int64_t* guarded,
-                            float* S_new, float* Z_new, float* scale_new, int64_t* tokens_new, int64_t* guarded_new,
-                            float* out) {
+// One token, with everything that stays the same from step to step in `fixed`: the least a caller can hand over. The new
+// state is one buffer, laid out as Packed says; the old one is such a buffer too, or the five tensors in `apart`.
+EXPORT int32_t linattn_step(const Call* fixed, const void* query, const void* key, const void* value,
+                            const void* const* apart, float* old, float* fresh, float* out) {
   Call c = *fixed;
-  c.query = query, c.key = key, c.value = value;
-  c.S = S, c.Z = Z, c.scale = scale, c.tokens = tokens, c.guarded = guarded;
-  c.S_new = S_new, c.Z_new = Z_new, c.scale_new = scale_new, c.tokens_new = tokens_new, c.guarded_new = guarded_new;
-  c.out = out;
+  c.query = query, c.key = key, c.value = value, c.out = out;
+  if (apart) {
+    c.S = static_cast<const float*>(apart[0]), c.Z = static_cast<const float*>(apart[1]);
+    c.scale = static_cast<const float*>(apart[2]);
+    c.tokens = static_cast<const int64_t*>(apart[3]), c.guarded = static_cast<const int64_t*>(apart[4]);
+  } else {
+    const Packed p(c, old);
+    c.S = p.S, c.Z = p.Z, c.scale = p.scale, c.tokens = p.tokens, c.guarded = p.guarded;
+  }
+  const Packed p(c, fresh);
+  c.S_new = p.S, c.Z_new = p.Z, c.scale_new = p.scale, c.tokens_new = p.tokens, c.guarded_new = p.guarded;
   return guarded_call(c, [&] { return step(c); });
 }

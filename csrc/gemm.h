@@ -67,9 +67,10 @@ void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const 
 }
 
 // end(i, j) <- sum over operands of A B, for m rows and n columns; n is a multiple of VL.
-// With `lower`, tiles right of the diagonal are skipped: `end` must not need them.
+// With `lower`, tiles right of the diagonal, which starts `right` columns from the left, are skipped: `end` must not
+// need them.
 template <class End>
-void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, bool lower = false) {
+void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, bool lower = false, int64_t right = 0) {
   const int64_t steps = (m + MR - 1) / MR;
   for (int64_t j0 = 0; j0 < n; j0 += NR * VL) {
     const int64_t width = imin(NR, (n - j0) / VL);
@@ -77,8 +78,8 @@ void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, 
       const int64_t i0 = s * m / steps, i1 = (s + 1) * m / steps;
       int64_t w = width;
       if (lower) {
-        if (j0 >= i1) continue;
-        w = imin(w, (i1 - j0 + VL - 1) / VL);
+        if (j0 >= i1 + right) continue;
+        w = imin(w, (i1 + right - j0 + VL - 1) / VL);
       }
       switch (w) {
         case 1: tiles<1>(int(i1 - i0), o, count, i0, j0, end); break;

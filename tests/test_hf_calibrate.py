@@ -16,14 +16,14 @@ KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
 def test_slots_go_where_they_remove_most_error():
     errors = torch.tensor([[[0.1, 0.1, 0.1], [9.0, 5.0, 0.0]], [[2.0, 0.5, 0.4], [0.3, 0.3, 0.2]]])
-    assert hand_out(errors, [8, 16, 64], 24) == [[8, 64], [16, 8]]
-    assert hand_out(errors, [8, 16, 64], 8) == [[8, 8], [8, 8]]
-    assert hand_out(errors, [8, 16, 64], 64) == [[8, 64], [64, 64]]  # what gains nothing gets nothing
+    assert hand_out(errors, [8, 16, 64], 24) == [[0, 2], [1, 0]]
+    assert hand_out(errors, [8, 16, 64], 8) == [[0, 0], [0, 0]]
+    assert hand_out(errors, [8, 16, 64], 64) == [[0, 2], [2, 2]]  # what gains nothing gets nothing
 
 
 def test_a_step_that_only_pays_together_is_seen():
     errors = torch.tensor([[[4.0, 4.0, 0.0], [1.0, 0.9, 0.8]]])
-    assert hand_out(errors, [8, 16, 64], 36) == [[64, 8]]
+    assert hand_out(errors, [8, 16, 64], 36) == [[2, 0]]
 
 
 def test_the_text_is_made_to_repeat_itself():

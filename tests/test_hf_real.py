@@ -101,11 +101,12 @@ def test_the_commands(tmp_path, capsys):
         "--slots",
         "64",
     ]
-    assert main([*words, "--kernels", "--needle", "--json", str(report), "--html", str(page)]) == 0
+    assert main([*words, "--recall", "4", "--kernels", "--needle", "--json", str(report), "--html", str(page)]) == 0
     out = capsys.readouterr().out
     assert "near/far" in out
+    assert "with recall" in out
     assert "window alone" in out
-    assert '"needle_hits"' in report.read_text()
+    assert '"needle_first"' in report.read_text()
     assert "near/far" in page.read_text()
     assert main(["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "300", "--tokens", "5"]) == 0
     shown = capsys.readouterr()

@@ -12,7 +12,12 @@ from native_support import DIM, KERNELS, close, isa, kernels, native_attention, 
 pytestmark = needs_native
 __all__ = ["isa"]
 
-TOLERANCE = 3e-5
+TOLERANCE = 1e-5
+
+
+def tolerance(name):
+    """(q.k)^2 of the first rows may be all but 0: such a row's gradient is large, and no better in torch's float32."""
+    return 1e-3 if name == "polynomial-bare" else TOLERANCE
 
 
 def gradients(function, inputs, kernel, weight, **options):
@@ -35,7 +40,7 @@ def test_gradients(isa, name, is_causal, length):
     got = gradients(native_attention, inputs, kernel, weight, is_causal=is_causal)
     expected = gradients(truth, inputs, kernel, weight, is_causal=is_causal)
     for x, y in zip(got, expected):
-        close(x, y, 1e-3 if "poly" in name else TOLERANCE)
+        close(x, y, tolerance(name))
 
 
 @kernels
@@ -52,7 +57,7 @@ def test_gradients_with_masks_gates_and_groups(isa, name, extra):
     got = gradients(native_attention, inputs, kernel, weight, is_causal=True, **options)
     expected = gradients(truth, inputs, kernel, weight, is_causal=True, **options)
     for x, y in zip(got, expected):
-        close(x, y, 1e-3 if "poly" in name else 1e-4)
+        close(x, y, tolerance(name))
 
 
 @pytest.mark.parametrize("dim", [1, 16, 33])
@@ -94,7 +99,7 @@ def test_gradients_through_states(isa, name, is_causal):
     got = run_in_parts("native", inputs, kernel, is_causal, [0, 30, 31, 80], weight)
     expected = run_in_parts("torch", [x.double() for x in inputs], kernel, is_causal, [0, 30, 31, 80], weight.double())
     for x, y in zip(got, expected):
-        close(x, y, 1e-3 if "poly" in name else TOLERANCE)
+        close(x, y, tolerance(name))
 
 
 def test_long_sequences_cross_segments(isa):
@@ -106,7 +111,7 @@ def test_long_sequences_cross_segments(isa):
     got = gradients(native_attention, inputs, kernel, weight, is_causal=True, decay=decay)
     expected = gradients(truth, inputs, kernel, weight, is_causal=True, decay=decay)
     for x, y in zip(got, expected):
-        close(x, y, 1e-4)
+        close(x, y)
 
 
 @pytest.mark.parametrize("spread", [0.01, 5.0, 15.0])

@@ -11,6 +11,11 @@ pytestmark = needs_native
 __all__ = ["isa"]
 
 
+def allowed(name):
+    """More for features of both signs, where the denominator of a row with few keys may be next to nothing."""
+    return {"polynomial": 1e-4, "polynomial-bare": 1e-3, "trig": 3e-5}.get(name, 1e-5)
+
+
 @kernels
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 200])
@@ -18,7 +23,7 @@ def test_outputs(isa, name, is_causal, length):
     kernel = KERNELS[name]()
     q, k, v = tokens(2, 3, length, DIM), tokens(2, 3, length, DIM, seed=1), tokens(2, 3, length, 5, seed=2)
     # Rows that see few keys divide by a polynomial's small similarity, which float32 knows to fewer digits.
-    tolerance = 1e-3 if "poly" in name and (is_causal or length < 10) else 1e-5
+    tolerance = allowed(name) if is_causal or length < 10 else 1e-5
     with torch.no_grad():
         got = native_attention(q, k, v, kernel, is_causal=is_causal)
         close(got, truth(q, k, v, kernel, is_causal=is_causal), tolerance)
@@ -32,7 +37,7 @@ def test_ragged_sizes(isa, dim, features, value_dim):
     q, k, v = tokens(1, 2, 71, dim), tokens(1, 2, 71, dim, seed=1), tokens(1, 2, 71, value_dim, seed=2)
     for is_causal in (False, True):
         got = native_attention(q, k, v, kernel, is_causal=is_causal)
-        close(got, truth(q, k, v, kernel, is_causal=is_causal), 2e-5)
+        close(got, truth(q, k, v, kernel, is_causal=is_causal))
 
 
 @kernels
@@ -45,7 +50,7 @@ def test_masks_groups_and_nan_in_hidden_keys(isa, name):
     with torch.no_grad():
         for is_causal in (False, True):
             got = native_attention(q, poisoned_k, poisoned_v, kernel, is_causal=is_causal, key_mask=mask)
-            close(got, truth(q, k, v, kernel, is_causal=is_causal, key_mask=mask), 5e-5)
+            close(got, truth(q, k, v, kernel, is_causal=is_causal, key_mask=mask))
 
 
 @kernels
@@ -56,7 +61,7 @@ def test_decay(isa, name, gate):
     options = {gate: torch.sigmoid(tokens(1, 2, 100, seed=4) * 3)}
     with torch.no_grad():
         got = native_attention(q, k, v, kernel, is_causal=True, **options)
-        close(got, truth(q, k, v, kernel, is_causal=True, **options), 5e-5)
+        close(got, truth(q, k, v, kernel, is_causal=True, **options), allowed(name))
 
 
 def test_every_key_is_hidden(isa):

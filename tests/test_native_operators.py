@@ -1,5 +1,6 @@
 """The native operators as torch sees them: opcheck, torch.compile, threads, forks, and odd shapes by hypothesis."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -166,6 +167,66 @@ def test_decoding_step_by_step():
         close(torch.cat(rows, 2), whole)
         assert torch.equal(state.tokens, final.tokens)
         close(state.S * state.log_scale.exp()[..., None, None], final.S * final.log_scale.exp()[..., None, None])
+
+
+def one_step(state, kernel, seed=9, **options):
+    q, k, v = (tokens(1, 2, 1, DIM, seed=seed + s) for s in range(3))
+    return linattn.attention(q, k, v, kernel=kernel, is_causal=True, state=state, return_state=True, **options)
+
+
+def test_the_state_of_a_step_is_a_state_like_any_other(tmp_path):
+    """A step keeps its sums in one buffer, and takes it apart when somebody looks."""
+    kernel = Positive(DIM, features=19)
+    first, twin = (one_step(None, kernel, engine=engine)[1] for engine in ("native", "torch"))
+    for look in (
+        lambda s: s,
+        lambda s: s.clone(),
+        copy.copy,
+        copy.deepcopy,
+        lambda s: s.select([0]),
+        lambda s: s.to(torch.float32),
+        lambda s: (s.save(tmp_path / "s.safetensors"), linattn.State.load(tmp_path / "s.safetensors"))[1],
+        lambda s: (s.nbytes, s)[1],
+    ):
+        state = look(one_step(one_step(first, kernel, seed=20)[1], kernel, seed=30)[1])
+        expected = one_step(one_step(twin, kernel, seed=20, engine="torch")[1], kernel, seed=30, engine="torch")[1]
+        out, after = one_step(state, kernel, seed=40)
+        close(out, one_step(expected, kernel, seed=40, engine="torch")[0])
+        assert set(state.tensors()) == {"S", "Z", "log_scale", "tokens", "guarded"}
+        assert int(after.tokens.max()) == 4
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            after.nothing  # noqa: B018
+
+
+def test_a_packed_state_that_is_changed_stays_changed():
+    kernel = Elu()
+    state = one_step(one_step(None, kernel)[1], kernel)[1]
+    state.S = torch.zeros_like(state.S)
+    state.Z.zero_()
+    assert int(one_step(state, kernel)[1].tokens.max()) == 3
+    close(one_step(state, kernel)[0], tokens(1, 2, 1, DIM, seed=11))  # nothing was left of the tokens before
+
+
+def test_a_packed_state_follows_the_weights_of_its_kernel():
+    kernel, other = Positive(DIM, features=16, seed=1), Positive(DIM, features=16, seed=2)
+    state = one_step(one_step(None, kernel)[1], kernel)[1]
+    with torch.no_grad():
+        kernel.projection.copy_(other.projection)
+    tensors = {name: x.clone() for name, x in copy.copy(state).tensors().items()}
+    expected = one_step(linattn.sums.Sums(state.kernel, **tensors), kernel, engine="torch")[0]
+    close(one_step(state, kernel)[0], expected)
+    with pytest.raises(ValueError, match="was made by"):
+        one_step(state, Positive(DIM, features=17))
+
+
+def test_a_packed_state_in_a_compiled_function():
+    kernel = Elu()
+    state = one_step(one_step(None, kernel)[1], kernel)[1]
+    x = [tokens(1, 2, 1, DIM, seed=9 + s) for s in range(3)]
+    compiled = torch.compile(
+        lambda s: linattn.attention(*x, kernel=kernel, is_causal=True, state=s), fullgraph=True, backend="aot_eager"
+    )
+    close(compiled(state), one_step(state.clone(), kernel)[0])
 
 
 def test_a_step_refuses_what_the_long_way_refuses():

@@ -8,9 +8,19 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import linattn
 from linattn import NearFar, State, attention
+from linattn.engines.native.library import library
 
 SMALL = {"window": 24, "slots": 20, "sinks": 3, "block": 16}
 CAUSAL = {"is_causal": True, "enable_gqa": True}
+
+
+@pytest.fixture(autouse=True, params=["torch", "native"])
+def engine(request, monkeypatch):
+    """Everything here holds for both engines. Float64 and gradients are the torch engine's in any case."""
+    if request.param == "torch":
+        monkeypatch.setattr(library, "why_not", "switched off for this test")
+    elif library.why_not is not None:
+        pytest.skip(library.why_not)
 
 
 def tensors(N=200, heads=4, kv_heads=2, dim=8, batch=2, value_dim=6, dtype=torch.float32, seed=0):
@@ -372,8 +382,6 @@ def test_bad_arguments_say_what_is_wrong():
         attention(q, k, v, kernel=NearFar(slots=64), state=state, **CAUSAL)
     with pytest.raises(ValueError, match="query heads per kv head"):
         attention(q[:, :2], k, v, kernel=NearFar(), state=state, **CAUSAL)
-    with pytest.raises(ValueError, match="no native form"):
-        attention(q, k, v, engine="native", **CAUSAL)
     with pytest.raises(ValueError, match="must be finite"):
         attention(q.masked_fill(q > 2, torch.nan), k, v, **CAUSAL)
     with pytest.raises(ValueError, match="near/far"):

@@ -16,6 +16,7 @@ from .kernels import Exact, Kernel, resolve
 from .kernels.base import compute_dtype
 from .nearfar import NearFar, NearFarState
 from .nearfar import attend as nearfar
+from .nearfar import native as nearfar_native
 from .sums import Cache, State, Sums, oracle
 from .sums.gates import log_gates
 from .sums.packing import Packing, read_cu_seqlens
@@ -82,7 +83,8 @@ def attention(
         plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
         if plain and isinstance(query, Tensor) and query.shape[-2:-1] == (1,):
             made = resolve(kernel, query.shape[-1], query.device)
-            quick = engines.step(engine, query, key, value, made, scale, state, enable_gqa)
+            take = nearfar_native.step if isinstance(made, NearFar) else engines.step
+            quick = take(engine, query, key, value, made, scale, state, enable_gqa)
             if quick is not None:
                 return quick
     _checks.refuse_attn_mask(attn_mask)
@@ -130,7 +132,8 @@ def attention(
 
     autocast = torch.is_autocast_enabled(query.device.type)
     with torch.autocast(query.device.type, enabled=False) if autocast else nullcontext():
-        chosen = engines.choose(engine, kernel, query, key, value)
+        why_not = nearfar_native.refusal(kernel, query, key, value, state) if isinstance(kernel, NearFar) else None
+        chosen = engines.choose(engine, kernel, query, key, value, why_not)
         call = _Call(kernel, scale, signature, key_mask, log_decay, log_input, chosen)
         if isinstance(kernel, Exact):
             out, new_state = call.exact(query, key, value, state, is_causal)
@@ -138,7 +141,7 @@ def attention(
             out, new_state = call.near_far(query, key, value, state, is_causal, return_state)
         else:
             out, new_state = call.linear(query, key, value, state, is_causal)
-    if not chosen.CHECKS_FINITE:
+    if not chosen.CHECKS_FINITE or isinstance(kernel, NearFar):  # torch's softmax serves some calls of either engine
         _checks.check_finite(out, new_state, query, key, value)
 
     if packing is not None:
@@ -172,8 +175,11 @@ class _Call:
         if self.log_decay is not None:
             raise ValueError("decay and gate act on sums; near/far softmax has none. Choose a linear kernel.")
         options: Any = {"scale": self.scale, "key_mask": self.key_mask, "signature": self.signature}
+        options |= {"is_causal": is_causal, "want_state": want_state}
         kernel: Any = self.kernel
-        return nearfar.attend(kernel, query, key, value, state, is_causal=is_causal, want_state=want_state, **options)
+        if self.engine is engines.native:
+            return nearfar.attend_natively(kernel, query, key, value, state, **options)
+        return nearfar.attend(kernel, query, key, value, state, **options)
 
     def linear(self, query: Tensor, key: Tensor, value: Tensor, state: Any, is_causal: bool) -> tuple[Tensor, State]:
         if state is None:

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from .progress import progress
 EXAMPLES = """examples:
   linattn fidelity --model smollm2 --text README.md --length 2048
   linattn fidelity --model smollm2 --calibrate novel.txt --save model-folder --text manual.txt code.py
+  linattn fidelity --model smollm2 --calibrate novel.txt --slots 192 --recall 32 --needle --text manual.txt code.py
   linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
 """
 
@@ -25,7 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=2048, help="tokens of each text (default 2048)")
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument(
-        "--slots", type=int, default=128, help="of every head, or the mean to calibrate for (default 128)"
+        "--slots",
+        type=int,
+        help="of every head, or the mean over heads (default 128, or what a calibration was saved with)",
+    )
+    parser.add_argument(
+        "--recall", type=int, default=0, metavar="K", help="also show near/far that recalls K blocks of 8 far tokens"
+    )
+    parser.add_argument(
+        "--recall-price", type=int, metavar="N", help="count a recalling head as N slots more (default: by its memory)"
     )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
     parser.add_argument(
@@ -36,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", nargs="*", default=["elu", "positive"], metavar="NAME", help="linear kernels to show too"
     )
-    parser.add_argument("--needle", action="store_true", help="also hide a fact in each text and ask for it at the end")
+    parser.add_argument(
+        "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--html", metavar="FILE", help="write a page")
 
@@ -61,23 +73,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Every text with every kind of attention, as plain figures."""
     from ..hf import fidelity, weights
     from ..hf.calibrate import Calibration, calibrate
+    from ..hf.needle import find_needles
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
     model, tokenizer = weights.load(args.model)
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
-    kernel, budgets, mean = NearFar(args.window, args.slots), None, float(args.slots)
-    if args.calibrate or args.calibration:
-        if args.calibrate:
-            ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
-            found = calibrate(model, ids, args.slots, kernel=kernel, save=args.save)
-        else:
-            found = Calibration.load(args.calibration)
-        kernel, budgets, mean = found.near_far(), found.budgets, found.mean_slots
-    choices: dict[str, fidelity.Choice] = {"exact": None, "near/far": (kernel, budgets)}
-    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
-    choices |= {name: (name, None) for name in args.kernels}
+    slots = 128 if args.slots is None else args.slots
+    kernel, found = NearFar(args.window, slots, recall_half=True), None
+    if args.calibrate:
+        ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
+        price = {"recall": args.recall, "recall_price": args.recall_price}
+        found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
+    elif args.calibration:
+        found = Calibration.load(args.calibration)
+        if args.slots is not None or args.recall_price is not None:
+            mean = round(found.mean_slots) if args.slots is None else slots
+            found = found.with_mean(mean, recall_price=args.recall_price)
+    choices = _choices(kernel, found, slots, args)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}
     rows = []
@@ -97,15 +111,36 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
             row["state_bytes"] = reading.state_bytes
         if args.needle and not encoder:
-            encode = functools.partial(weights.plain_ids, tokenizer)
-            hits, likelihood = fidelity.needle(model, encode, texts[text], choices[name], length=reading.tokens)
-            row |= {"needle_hits": hits, "needle_log_likelihood": likelihood}
+            encode, turn = functools.partial(weights.plain_ids, tokenizer), list(texts).index(text)
+            needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
+            row |= {f"needle_{figure}": x for figure, x in asdict(needles).items()}
         rows.append(row)
-    layers = fidelity.layer_errors(model, next(iter(texts.values())), kernel, budgets)
+    layers = fidelity.layer_errors(model, next(iter(texts.values())), choices["near/far"][0])
+    if found is not None:
+        kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
-    slots = f"{mean:.0f} slots" + (" on average, by head" if budgets else "")
-    setting = {"model": args.model, "length": args.length, "kernel": f"{slots}, {shape}", "encoder": encoder}
+    given = f"{slots} slots" if found is None else f"{found.mean_slots:.0f} slots on average, by head"
+    setting = {"model": args.model, "length": args.length, "kernel": f"{given}, {shape}", "encoder": encoder}
     return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
+
+
+def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Name -> what `fidelity.read_language` takes: the attentions that are compared."""
+    from ..nearfar import NearFar
+
+    choices: dict[str, Any] = {"exact": None}
+    mean = float(slots)
+    if found is None:
+        choices["near/far"] = (kernel, None)
+        if args.recall:
+            choices["with recall"] = (kernel.with_slots(slots, args.recall), None)
+    else:
+        mean, kernel = found.mean_slots, found.near_far()
+        choices["near/far"] = (found.with_mean(round(mean), recall=False).kernels(), None)
+        if any(any(row) for row in found.recall.values()):
+            choices["with recall"] = (found.kernels(), None)
+    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
+    return choices | {name: (name, None) for name in args.kernels}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -127,14 +162,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['state_bytes'] / 2**20:.2f}",
         f"{row['ms_per_token']:.2f}",
     ]
-    return [*cells, f"{row['needle_hits']:.2f}"] if "needle_hits" in row else cells
+    if "needle_first" not in row:
+        return cells
+    return [*cells, f"{row['needle_first']:.2f}", f"{row['needle_rank']:.1f}", f"{row['needle_log_likelihood']:.2f}"]
 
 
 def _header(rows: list[dict[str, Any]]) -> list[str]:
     if "cosine" in rows[0]:
         return ["text", "attention", "tokens", "cosine", "ms/token"]
     header = ["text", "attention", "tokens", "perplexity", "/ exact", "state MiB", "ms/token"]
-    return [*header, "needle"] if "needle_hits" in rows[0] else header
+    return [*header, "found", "rank", "log p"] if "needle_first" in rows[0] else header
 
 
 def as_text(result: dict[str, Any]) -> str:

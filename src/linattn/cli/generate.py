@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.length]
     if not args.exact:
         found = hf.Calibration.load(args.calibration) if args.calibration else None
-        kernel = found.near_far() if found else NearFar(args.window, args.slots)
-        hf.attach(model, kernel, budgets=found.budgets if found else None)
+        hf.attach(model, found.kernels() if found else NearFar(args.window, args.slots))
     cache: Any = DynamicCache(config=model.config) if args.exact else hf.StateCache(model)
     torch.manual_seed(args.seed)
     start = time.perf_counter()

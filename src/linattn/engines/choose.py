@@ -6,21 +6,24 @@ import torch
 from torch import Tensor
 
 from ..kernels.base import Kernel
-from ..kernels.nearfar import NearFar
 from ..sums.state import State, Sums
 from . import native, torch_engine
 
 NAMES = ("auto", "torch", "native")
 
 
-def choose(engine: str, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> ModuleType:
-    """The engine of that name; "auto" is the native one wherever it can serve the call."""
+def choose(
+    engine: str, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, why_not: str | None = None
+) -> ModuleType:
+    """The engine of that name; "auto" is the native one wherever it can serve the call.
+
+    why_not: a reason why the native engine cannot, if one is known already.
+    """
     if engine not in NAMES:
         raise ValueError(f"unknown engine {engine!r}; engines: {', '.join(NAMES)}.")
     if engine == "torch":
         return torch_engine
-    no_form = "near/far attention has no native form yet" if isinstance(kernel, NearFar) else None
-    why_not = no_form or native.refusal(kernel, query, key, value)
+    why_not = native.refusal(kernel, query, key, value) or why_not
     if why_not is None:
         return native
     if engine == "native":

@@ -10,7 +10,7 @@ from ..kernels import Kernel, resolve
 from ..nearfar import NearFar
 from .attention import NAME, note_cache, register
 from .budgets import Calibration
-from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
+from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 
 KernelLike = Kernel | str
 
@@ -37,8 +37,7 @@ def attach(
         model: a transformers model: decoder (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, ..), encoder (BERT, ..) or both
             (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
         kernel: one kernel or name for all layers, or a mapping from layer index to kernel, where layers that are not
-            named keep their own attention. None is NearFar(), with the budgets that `calibrate` saved in the model's folder
-            if it did.
+            named keep their own attention. None is NearFar(), or what `calibrate` saved in the model's folder if it did.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
     """
     if getattr(model, "_linattn", None) is not None:
@@ -51,7 +50,7 @@ def attach(
             f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
         )
     if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
-        kernel, budgets = saved.near_far(), saved.budgets
+        kernel = saved.kernels()
     attached = Attached()
     chosen = []
     for name, module in found:
@@ -97,8 +96,7 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
 
 def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[int]] | None) -> Kernel:
     weight = next(module.parameters())
-    head_dim = getattr(module, "head_dim", None) or module.config.hidden_size // module.config.num_attention_heads
-    own = resolve(choice, head_dim, weight.device)
+    own = resolve(choice, head_dim(module), weight.device)
     if budgets is None or module.layer_idx not in budgets:
         return own
     if not isinstance(own, NearFar):

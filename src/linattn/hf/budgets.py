@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,70 @@ STEM = "linattn-budgets"
 
 
 @dataclass
+class Option:
+    """What a kv head may get: slots, blocks of recall, and the size of its state in slots."""
+
+    slots: int
+    recall: int
+    price: int
+
+
+@dataclass
 class Calibration:
     """Budgets per layer and kv head, and the errors they were chosen by.
 
     Attributes:
-        kernel: the arguments of the NearFar kernel that was measured, slots aside.
-        budgets: layer -> slots of each kv head.
-        sizes: the numbers of slots that were tried.
-        errors: (layers, kv heads, sizes), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
+        kernel: the arguments of the NearFar kernel that was measured, slots and recall aside.
+        options: what was tried for every head, cheapest first.
+        errors: (layers, kv heads, options), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
+        chosen: layer -> the option of each kv head.
     """
 
     kernel: dict[str, Any]
-    budgets: dict[int, list[int]]
-    sizes: list[int]
+    options: list[Option]
     errors: Tensor
+    chosen: dict[int, list[int]]
+
+    @property
+    def budgets(self) -> dict[int, list[int]]:
+        """Layer -> slots of each kv head."""
+        return {layer: [self.options[i].slots for i in row] for layer, row in self.chosen.items()}
+
+    @property
+    def recall(self) -> dict[int, list[int]]:
+        """Layer -> blocks that each kv head recalls."""
+        return {layer: [self.options[i].recall for i in row] for layer, row in self.chosen.items()}
 
     @property
     def mean_slots(self) -> float:
-        heads = [m for row in self.budgets.values() for m in row]
+        """The state of a kv head, in slots: what heads with recall keep counts as if it were slots."""
+        heads = [self.options[i].price for row in self.chosen.values() for i in row]
         return sum(heads) / len(heads)
 
     def near_far(self) -> NearFar:
         return NearFar(**self.kernel)
 
+    def kernels(self) -> dict[int, NearFar]:
+        """Layer -> its kernel, for `attach`."""
+        plain, budgets, recall = self.near_far(), self.budgets, self.recall
+        return {layer: plain.with_slots(budgets[layer], recall[layer]) for layer in self.chosen}
+
+    def with_mean(self, mean_slots: int, *, recall: bool = True, recall_price: int | None = None) -> "Calibration":
+        """Handed out again by the same errors: to another mean, without recall, or with recall at another price in slots."""
+        options = [option for option in self.options if recall or not option.recall]
+        if recall_price is not None:
+            options = [replace(o, price=o.slots + recall_price) if o.recall else o for o in options]
+        kept = [i for i, option in enumerate(self.options) if recall or not option.recall]
+        order = sorted(range(len(options)), key=lambda i: options[i].price)
+        options, errors = [options[i] for i in order], self.errors[..., [kept[i] for i in order]]
+        rows = hand_out(errors, [option.price for option in options], mean_slots)
+        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows)))
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
         path = Path(folder)
-        content = {**asdict(self), "budgets": {str(k): v for k, v in self.budgets.items()}}
-        del content["errors"]
+        tried = [asdict(option) for option in self.options]
+        content = {"kernel": self.kernel, "options": tried, "chosen": {str(k): v for k, v in self.chosen.items()}}
         _safetensors.save(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
         write_json(path / f"{STEM}.json", content)
 
@@ -56,8 +92,9 @@ class Calibration:
         try:
             content = json.loads((path / f"{STEM}.json").read_text())
             tensors, _ = _safetensors.load(path / f"{STEM}.safetensors")
-            budgets = {int(k): [int(m) for m in v] for k, v in content["budgets"].items()}
-            return Calibration(content["kernel"], budgets, content["sizes"], tensors["errors"])
+            chosen = {int(k): [int(i) for i in v] for k, v in content["chosen"].items()}
+            options = [Option(**option) for option in content["options"]]
+            return Calibration(content["kernel"], options, tensors["errors"], chosen)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path / STEM}.json is not a calibration of linattn: {error!r}") from error
 
@@ -71,34 +108,36 @@ class Calibration:
         """Draws budgets and errors per layer and head. Needs matplotlib."""
         from matplotlib.figure import Figure
 
-        layers = sorted(self.budgets)
-        chosen = torch.tensor([self.budgets[i] for i in layers]).T
-        index = torch.tensor([[self.sizes.index(m) for m in self.budgets[i]] for i in layers])
+        index = torch.tensor(list(self.chosen.values()))  # (layers, kv heads)
+        prices = torch.tensor([option.price for option in self.options])[index].T
         left = self.errors.gather(2, index.unsqueeze(-1)).squeeze(-1).T
         figure = Figure(figsize=(10, 5), layout="constrained")
-        for axis, table, title in zip(figure.subplots(2, 1), (chosen, left), ("slots", "error that is left")):
+        for axis, table, title in zip(figure.subplots(2, 1), (prices, left), ("state, in slots", "error that is left")):
             shown = axis.imshow(table.clamp_min(1e-9).log10().numpy(), aspect="auto", cmap="viridis")
             axis.set(title=f"{title} (log10)", xlabel="layer", ylabel="kv head")
             figure.colorbar(shown, ax=axis)
         figure.savefig(path)
 
 
-def hand_out(errors: Tensor, sizes: Sequence[int], mean_slots: int) -> list[list[int]]:
-    """Greedy: the step that removes most error per slot goes first, until the mean is reached."""
+def hand_out(errors: Tensor, prices: Sequence[int], mean: int) -> list[list[int]]:
+    """The option of each layer and kv head, by greed: the step that removes most error for its price goes first.
+
+    errors: (layers, kv heads, options); prices of the options, rising; mean: the price that a head may cost on average.
+    """
     layers, heads, _ = errors.shape
-    best = errors.cummin(-1).values.tolist()  # more slots never count as worse
+    best = errors.cummin(-1).values.tolist()  # a dearer option never counts as worse
     level = [[0] * heads for _ in range(layers)]
-    left = mean_slots * layers * heads - sizes[0] * layers * heads
+    left = (mean - prices[0]) * layers * heads
     while True:
         steps = [
-            ((best[i][h][level[i][h]] - best[i][h][to]) / (sizes[to] - sizes[level[i][h]]), i, h, to)
+            ((best[i][h][level[i][h]] - best[i][h][to]) / max(1, prices[to] - prices[level[i][h]]), i, h, to)
             for i in range(layers)
             for h in range(heads)
-            for to in range(level[i][h] + 1, len(sizes))
-            if sizes[to] - sizes[level[i][h]] <= left
+            for to in range(level[i][h] + 1, len(prices))
+            if prices[to] - prices[level[i][h]] <= left
         ]
         gain, i, h, to = max(steps, default=(0.0, 0, 0, 0))
         if gain <= 0:
-            return [[sizes[m] for m in row] for row in level]
-        left -= sizes[to] - sizes[level[i][h]]
+            return level
+        left -= prices[to] - prices[level[i][h]]
         level[i][h] = to

@@ -14,10 +14,11 @@ from transformers.masking_utils import sdpa_mask
 
 from .._functional import attention
 from ..nearfar import NearFar
-from .budgets import Calibration, hand_out
-from .modules import attention_modules, configs_of, is_sliding, refuse_unsupported
+from .budgets import Calibration, Option, hand_out
+from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 
 _PROBE = "linattn_probe"
+BESIDE_RECALL = (0, 32, 96, 256)  # slots that are tried for heads with recall
 
 
 def calibrate(
@@ -26,18 +27,24 @@ def calibrate(
     mean_slots: int = 192,
     *,
     kernel: NearFar | None = None,
+    recall: int = 0,
+    recall_price: int | None = None,
     save: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Calibration:
     """Measures which heads need many slots and hands out `mean_slots` per kv head on average.
 
     The text is made to repeat itself, so that heads which copy from far back show; a head may get as many slots as there
-    are tokens. About twenty forward passes of the text; two thousand tokens of ordinary prose are enough.
+    are tokens, or recall instead where that removes more error for its memory. About twenty forward passes of the text; two
+    thousand tokens of ordinary prose are enough.
 
     Args:
         model: a model that nothing is attached to.
         input_ids: (1, tokens) of a text.
-        kernel: the NearFar whose window, sinks, block and alpha are used.
+        kernel: the NearFar whose window, sinks, block, alpha and recall_half are used.
+        recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
+        recall_price: the slots that what a recalling head keeps is counted as; if not given, the memory it takes for a text
+            as long as this. Less gives recall to more heads.
         save: a folder to write the result to; the model's own folder lets `attach` find it.
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
@@ -46,12 +53,20 @@ def calibrate(
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
     near_far = kernel or NearFar()
     ids = repeating(input_ids)
-    sizes = sizes_to_try(ids.shape[1])
-    errors = torch.stack(measure_layers(model, ids, lambda _: [near_far.with_slots(m) for m in sizes], progress))
-    layers = [int(module.layer_idx) for _, module in _measured(model)]
-    budgets = hand_out(errors, sizes, mean_slots)
-    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha")}
-    result = Calibration(shape, dict(zip(layers, budgets)), sizes, errors)
+    modules = [module for _, module in _measured(model)]
+    if recall and not all(getattr(module, "is_causal", True) for module in modules):
+        raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
+    options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
+    if recall:
+        kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
+        options = sorted(
+            [*options, *(Option(m, recall, m + kept) for m in BESIDE_RECALL)], key=lambda option: option.price
+        )
+    kernels = [near_far.with_slots(option.slots, option.recall) for option in options]
+    errors = torch.stack(measure_layers(model, ids, lambda _: kernels, progress))
+    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_half")}
+    rows = hand_out(errors, [option.price for option in options], mean_slots)
+    result = Calibration(shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows)))
     if save is not None:
         result.save(save)
     return result
@@ -68,6 +83,13 @@ def sizes_to_try(largest: int) -> list[int]:
     """Numbers of slots, each a half or a third more than the one before: coarser steps waste slots."""
     steps = sorted(step << i for step in (8, 12) for i in range(largest.bit_length()))
     return [0, *(m for m in steps if m < largest), largest]
+
+
+def price_of_recall(kernel: NearFar, length: int, dim: int) -> int:
+    """What a head with recall keeps of a text, in slots."""
+    size = 2 if kernel.recall_half else 4
+    token = size * (2 * dim + 2 * dim / kernel.recall_unit) + 12  # key and value, bounds, place and share
+    return round(max(0, length - kernel.window) * token / (4 * (2 * dim + 1)))
 
 
 def measure_layers(

@@ -14,6 +14,10 @@ def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
+def head_dim(module: Any) -> int:
+    return getattr(module, "head_dim", None) or module.config.hidden_size // module.config.num_attention_heads
+
+
 def is_sliding(module: Any) -> bool:
     window = getattr(module, "sliding_window", None)
     if window is None and getattr(module.config, "layer_types", None) is None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .base import Kernel, softmax_similarity
 
+RECALL_UNIT = 8  # tokens in a block of recall: fewer are found more surely, more are cheaper to look through
 _NO_FEATURES = "near/far attention has no fixed feature map: its features are slots that follow the keys."
 
 
@@ -24,6 +25,9 @@ class NearFar(Kernel):
         sinks: the first tokens, always exact.
         block: slots are merged once for this many tokens, at absolute positions.
         alpha: how much a slot's expected weight protects it from being merged; 0 looks at distances alone.
+        recall: blocks of 8 far tokens that every query attends to exactly, the most promising for it; a number, or one for
+            each kv head. Heads with recall keep all their far tokens: their memory grows with the sequence. Causal only.
+        recall_half: keep those in half precision.
     """
 
     stands_for_softmax = True
@@ -37,6 +41,8 @@ class NearFar(Kernel):
         block: int = 64,
         alpha: float = 0.25,
         *,
+        recall: int | Sequence[int] | Tensor = 0,
+        recall_half: bool = False,
         dim: int | None = None,
     ):
         super().__init__(dim)
@@ -46,24 +52,43 @@ class NearFar(Kernel):
         if alpha < 0:
             raise ValueError(f"NearFar: alpha must not be negative, got {alpha}.")
         self.window, self.sinks, self.block, self.alpha = int(window), int(sinks), int(block), float(alpha)
-        self.slots: int | tuple[int, ...] = _read_slots(slots)
+        self.slots: int | tuple[int, ...] = _read_numbers("slots", slots)
+        blocks = _read_numbers("recall", recall)
+        self.recall: int | tuple[int, ...] = blocks if isinstance(blocks, int) or any(blocks) else 0
+        self.recall_half = bool(recall_half)
 
     def budgets(self, heads: int) -> tuple[int, ...]:
         """The slots of each kv head."""
-        if isinstance(self.slots, int):
-            return (self.slots,) * heads
-        if len(self.slots) != heads:
-            raise ValueError(f"NearFar has slots for {len(self.slots)} kv heads, but the keys have {heads}.")
-        return self.slots
+        return _by_head("slots", self.slots, heads)
+
+    def recalls(self, heads: int) -> tuple[int, ...]:
+        """The blocks that each kv head recalls."""
+        return _by_head("recall", self.recall, heads)
 
     def groups(self, heads: int) -> list[tuple[int, list[int]]]:
-        """(slots, the kv heads that have so many), so that the work follows the sum of budgets."""
-        budgets = self.budgets(heads)
-        return [(size, [h for h in range(heads) if budgets[h] == size]) for size in sorted(set(budgets))]
+        """(slots, the kv heads that have so many and recall alike), so that the work follows the sum of budgets."""
+        kinds = list(zip(self.budgets(heads), self.recalls(heads)))
+        return [(kind[0], [h for h in range(heads) if kinds[h] == kind]) for kind in sorted(set(kinds))] or [(0, [])]
 
-    def with_slots(self, slots: int | Sequence[int] | Tensor) -> "NearFar":
+    def with_slots(
+        self, slots: int | Sequence[int] | Tensor, recall: int | Sequence[int] | Tensor | None = None
+    ) -> "NearFar":
         """The same kernel with other budgets."""
-        return NearFar(self.window, slots, self.sinks, self.block, self.alpha, dim=self.dim)
+        return NearFar(
+            self.window,
+            slots,
+            self.sinks,
+            self.block,
+            self.alpha,
+            recall=self.recall if recall is None else recall,
+            recall_half=self.recall_half,
+            dim=self.dim,
+        )
+
+    @property
+    def recall_unit(self) -> int:
+        """Tokens in a block of recall, of which a whole number must make a block of merging."""
+        return max(n for n in range(1, RECALL_UNIT + 1) if self.block % n == 0)
 
     @property
     def stride(self) -> int:
@@ -83,21 +108,32 @@ class NearFar(Kernel):
         raise ValueError(_NO_FEATURES)
 
     def extra_repr(self) -> str:
-        return f"window={self.window}, slots={self.slots}, sinks={self.sinks}, block={self.block}, alpha={self.alpha:g}"
+        text = f"window={self.window}, slots={self.slots}, sinks={self.sinks}, block={self.block}, alpha={self.alpha:g}"
+        if self.recall:
+            text += f", recall={self.recall}" + (", recall_half=True" if self.recall_half else "")
+        return text
 
 
-def _read_slots(slots: int | Sequence[int] | Tensor) -> int | tuple[int, ...]:
-    if isinstance(slots, Tensor):
-        if slots.is_floating_point() or slots.dim() > 1:
+def _read_numbers(name: str, given: int | Sequence[int] | Tensor) -> int | tuple[int, ...]:
+    if isinstance(given, Tensor):
+        if given.is_floating_point() or given.dim() > 1:
             raise ValueError(
-                f"NearFar: slots must be whole numbers, one per kv head, got {slots.dtype} of {tuple(slots.shape)}."
+                f"NearFar: {name} must be whole numbers, one per kv head, got {given.dtype} of {tuple(given.shape)}."
             )
-        slots = slots.tolist()
-    if isinstance(slots, Sequence):
-        sizes = tuple(int(m) for m in slots)
-        if not sizes or min(sizes) < 0:
-            raise ValueError(f"NearFar: slots must be numbers >= 0, one per kv head, got {list(slots)}.")
-        return sizes
-    if slots < 0:
-        raise ValueError(f"NearFar: slots must be at least 0, got {slots}.")
-    return int(slots)
+        given = given.tolist()
+    if isinstance(given, Sequence):
+        numbers = tuple(int(m) for m in given)
+        if not numbers or min(numbers) < 0:
+            raise ValueError(f"NearFar: {name} must be numbers >= 0, one per kv head, got {list(given)}.")
+        return numbers
+    if given < 0:
+        raise ValueError(f"NearFar: {name} must be at least 0, got {given}.")
+    return int(given)
+
+
+def _by_head(name: str, numbers: int | tuple[int, ...], heads: int) -> tuple[int, ...]:
+    if isinstance(numbers, int):
+        return (numbers,) * heads
+    if len(numbers) != heads:
+        raise ValueError(f"NearFar has {name} for {len(numbers)} kv heads, but the keys have {heads}.")
+    return numbers

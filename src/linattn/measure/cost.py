@@ -56,11 +56,20 @@ def cost(kernel: Kernel | str, tokens: int, dim: int, value_dim: int, is_causal:
 
 
 def _near_far(kernel: NearFar, tokens: int, dim: int, value_dim: int, is_causal: bool) -> Cost:
-    slots = kernel.budgets(1)[0] if isinstance(kernel.slots, int) else sum(kernel.slots) / len(kernel.slots)
+    slots = kernel.slots if isinstance(kernel.slots, int) else sum(kernel.slots) / len(kernel.slots)
     exact = kernel.window * (1 if is_causal else 2) + kernel.block
     seen = min(tokens, exact + kernel.sinks + slots)
     merges = max(0, tokens - exact - kernel.sinks - slots) / kernel.block
     flops = 2 * tokens * seen * (dim + value_dim) + merges * 2 * (slots + kernel.block) ** 2 * dim
     samples = kernel.block // kernel.stride
     kept = (kernel.window + kernel.block + kernel.sinks) * (dim + value_dim) + slots * (dim + value_dim + 1)
-    return Cost(round(flops), round(4 * (kept + (dim + 1) ** 2 + samples * (dim + 1))), None)
+    total = 4 * (kept + (dim + 1) ** 2 + samples * (dim + 1))
+    blocks = (kernel.recall,) if isinstance(kernel.recall, int) else kernel.recall
+    for recalled in blocks:  # one kv head of len(blocks)
+        if recalled and is_causal:
+            far, unit = max(0, tokens - kernel.window), kernel.recall_unit
+            pairs = far * min(far, 2 * recalled * unit) / 2
+            flops += (far**2 / unit * 2 * dim + pairs * 2 * (dim + value_dim)) / len(blocks)
+            size = 2 if kernel.recall_half else 4
+            total += far * (size * (dim + value_dim + 2 * dim / unit) + 12) / len(blocks)
+    return Cost(round(flops), round(total), None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.nearfar import NearFar
-from . import slots
+from . import recall, slots
 from .grid import Grid
 from .state import Memory
 from .step import HIDDEN, attend_few, fill_sinks, plain, step
@@ -63,6 +63,10 @@ def advance(
     fresh = (incoming >= frontier.clamp_min(kernel.sinks).unsqueeze(-1)) & (starts < ends).unsqueeze(-1)
     fresh_any, fresh_all = fresh.any(-1).any(0).tolist(), fresh.all(-1).all(0).tolist()
 
+    trail = None
+    if memory.kept is not None:
+        leaving = laid[:, :, : grid.blocks * block]
+        trail = recall.Trail(memory.kept, leaving, incoming, fresh, window, dim)
     rows, far, bias, moments = [], memory.slots, memory.bias, memory.moments
     few = grid.blocks == 1 and grid.tokens < block
     laid_query = grid.place(query, 0, grid.blocks * block) if attend and query is not None and not few else None
@@ -79,17 +83,22 @@ def advance(
             if fresh_any[i] and size > 0:
                 arriving, shape = laid[:, :, cell : cell + block], (anchors[:, :, j], metrics[:, :, j])
                 far, bias = _take_in(
-                    far, bias, arriving, None if fresh_all[i] else fresh[:, i], shape, size, kernel.alpha
+                    far, bias, arriving, None if fresh_all[i] else fresh[:, i], shape, size, kernel.alpha, (trail, i)
                 )
+            elif fresh_any[i] and trail is not None:
+                trail.enter(i, 0, None)
             if laid_query is not None:
                 near = laid[:, :, cell + block : cell + 2 * block + window]
-                rows.append(view.attend(i, laid_query[:, :, :, cell : cell + block], near, sink, far, bias))
+                kept = None if trail is None else trail.now()
+                rows.append(view.attend(i, laid_query[:, :, :, cell : cell + block], near, sink, far, bias, kept))
     moments = _add_moments(moments, samples, grid, grid.blocks - 1)
     out = grid.collect(torch.cat(rows, 3)) if rows else None
+    kept = None if trail is None else trail.now()
     if attend and query is not None and few:
-        out = attend_few(kernel, query, tokens, sink, far, bias, grid, clock.merged)
+        out = attend_few(kernel, query, tokens, sink, far, bias, grid, clock.merged, kept)
     near = grid.last(tokens, window + block)
-    return out, replace(memory, sink=sink, near=near, slots=far, bias=bias, moments=moments, queries=queries)
+    after = replace(memory, sink=sink, near=near, slots=far, bias=bias, moments=moments, queries=queries, kept=kept)
+    return out, after
 
 
 class _View:
@@ -108,7 +117,9 @@ class _View:
         self.hides = (self.hidden_sinks.any(-1) | self.hidden_near.any(-1)).any(0).tolist()
         self.later = torch.ones(kernel.block, kernel.block, dtype=torch.bool, device=starts.device).triu(1)
 
-    def attend(self, i: int, query: Tensor, near: Tensor, sink: Tensor, far: Tensor, bias: Tensor) -> Tensor:
+    def attend(
+        self, i: int, query: Tensor, near: Tensor, sink: Tensor, far: Tensor, bias: Tensor, kept: recall.Kept | None
+    ) -> Tensor:
         """Block i: queries (B, H, G, block, D), near (B, H, window + block, E), slots (B, H, c, E): (B, H, G, block, M)."""
         B, H, G, L, D = query.shape
         x = query.reshape(B, H, G * L, D)
@@ -118,10 +129,12 @@ class _View:
             near_logits = near_logits.masked_fill(self.hidden_near[:, None, i, None], HIDDEN)
         near_logits.unflatten(2, (G, L))[..., -L:].masked_fill_(self.later, HIDDEN)
         far_logits = torch.baddbmm(bias.flatten(0, 1).unsqueeze(1), x.flatten(0, 1), far[..., :D].flatten(0, 1).mT)
-        weights = torch.cat([sink_logits, far_logits.unflatten(0, (B, H)), near_logits], -1).softmax(-1)
+        logits = torch.cat([sink_logits, far_logits.unflatten(0, (B, H)), near_logits], -1)
+        weights = logits.softmax(-1)
         p_sink, p_far, p_near = weights.split([sink.shape[2], far.shape[2], near.shape[2]], -1)
         out = p_near @ near[..., D:] + p_far @ far[..., D:] + p_sink @ sink[..., D:]
-        return out.reshape(B, H, G, L, -1)
+        out = out.reshape(B, H, G, L, -1)
+        return out if kept is None else recall.correct(out, logits.logsumexp(-1), query, far, bias, kept)
 
 
 def _anchors(running: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -138,22 +151,30 @@ def _take_in(
     shape: tuple[Tensor, Tensor],
     size: int,
     alpha: float,
+    trail: tuple[recall.Trail | None, int],
 ) -> tuple[Tensor, Tensor]:
     """Adds a block of keys, as slots of their own while there is room, merged into the others once there is not.
 
-    fresh: (B, block), which of them are new keys, or None for all. shape: anchor and metric.
+    fresh: (B, block), which of them are new keys, or None for all. shape: anchor and metric. trail: for heads with recall,
+    and the number of the block.
     """
+    followed, i = trail
     block, have = arriving.shape[2], far.shape[2]
     new_bias = bias.new_zeros(bias.shape[0], bias.shape[1], block)
     if fresh is not None:
         arriving = arriving.masked_fill(~fresh[:, None, :, None], 0)
         new_bias = new_bias.masked_fill(~fresh.unsqueeze(1), -torch.inf)
     if have + block <= size:
+        if followed is not None:
+            followed.enter(i, have, None)
         return torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2)
     if have < size:  # every merge has the same shape, whatever the other rows of the batch hold
         far = torch.nn.functional.pad(far, (0, 0, 0, size - have))
         bias = torch.nn.functional.pad(bias, (0, size - have), value=-torch.inf)
-    far, bias, _ = slots.merge(torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2), size, *shape, alpha)
+    before = torch.cat([far, arriving], 2), torch.cat([bias, new_bias], 2)
+    far, bias, place = slots.merge(*before, size, *shape, alpha)
+    if followed is not None:
+        followed.enter(i, size, recall.follow(before, (far, bias), place, shape[0]))
     return far, bias
 
 

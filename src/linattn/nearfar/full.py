@@ -5,6 +5,8 @@ exactly: it adds exp(x.y_j) and removes exp(logit_c) p_j of the slot that j went
 negative, so no row can fail.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,15 @@ from . import slots
 from .step import HIDDEN
 
 STRETCH = 2**19  # numbers in the logits of the blocks that are attended to at once: they should stay in cache
+TABLE = 2**23  # numbers in the costs of all pairs that are looked at together
 SEGMENT = 512  # keys among which pairs are looked for: all pairs of a long row would be quadratic
 
 
+Merge = Callable[[Tensor, Tensor, int, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]  # as slots.merge
+
+
 def compress(
-    query: Tensor, entries: Tensor, visible: Tensor | None, size: int, alpha: float
+    query: Tensor, entries: Tensor, visible: Tensor | None, size: int, alpha: float, merge: Merge = slots.merge
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keys (B, H, S, E) into `size` slots, by halving, in the metric of all queries (B, H, G, L, D).
 
@@ -34,7 +40,7 @@ def compress(
     far, far_bias = entries, bias
     place = torch.arange(S, device=entries.device).expand(B, H, S)
     while far.shape[2] > size:
-        far, far_bias, moved = _halve(far, far_bias, size, anchor, metric, alpha)
+        far, far_bias, moved = _halve(far, far_bias, size, anchor, metric, alpha, merge)
         place = moved.gather(2, place)
     tilt = (entries[..., :D] * anchor).sum(-1) + bias
     weight = far_bias + (far[..., :D] * anchor).sum(-1)
@@ -43,32 +49,39 @@ def compress(
 
 
 def _halve(
-    far: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    far: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float, merge: Merge
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Half as many slots, but not fewer than `size`; and where each of them went. Long rows are halved piece by piece."""
     B, H, n, E = far.shape
     piece = 2 * max(size, SEGMENT // 2)
     if n <= piece:
-        return slots.merge(far, bias, max(size, (n + 1) // 2), anchor, metric, alpha)
+        return merge(far, bias, max(size, (n + 1) // 2), anchor, metric, alpha)
     k = -(-n // piece)
     pad = torch.nn.functional.pad
     far = pad(far, (0, 0, 0, k * piece - n)).reshape(B, H * k, piece, E)
     bias = pad(bias, (0, k * piece - n), value=-torch.inf).reshape(B, H * k, piece)
     anchor, metric = anchor.repeat_interleave(k, 1), metric.repeat_interleave(k, 1)
-    far, bias, moved = slots.merge(far, bias, piece // 2, anchor, metric, alpha)
+    some = max(1, TABLE // (B * piece * piece))
+    parts = zip(*(x.split(some, 1) for x in (far, bias, anchor, metric)))
+    merged = [merge(f, b, piece // 2, a, m, alpha) for f, b, a, m in parts]
+    far, bias, moved = (torch.cat(x, 1) for x in zip(*merged))
     moved = moved.reshape(B, H, k, piece) + torch.arange(k, device=far.device)[:, None] * (piece // 2)
     return far.reshape(B, H, -1, E), bias.reshape(B, H, -1), moved.reshape(B, H, -1)[..., :n]
 
 
-def cross(query: Tensor, entries: Tensor, visible: Tensor | None, size: int, alpha: float) -> Tensor:
+def cross(
+    query: Tensor, entries: Tensor, visible: Tensor | None, size: int, alpha: float, merge: Merge = slots.merge
+) -> Tensor:
     """Queries (B, H, G, L, D) that have no place among the keys: (B, H, G, L, M)."""
     B, H, G, L, D = query.shape
-    far, bias, _, _ = compress(query, entries, visible, size, alpha)
+    far, bias, _, _ = compress(query, entries, visible, size, alpha, merge)
     logits = query.flatten(2, 3) @ far[..., :D].mT + bias.clamp_min(HIDDEN).unsqueeze(2)
     return (logits.softmax(-1) @ far[..., D:]).reshape(B, H, G, L, -1)
 
 
-def attend(kernel: NearFar, query: Tensor, entries: Tensor, visible: Tensor | None, size: int) -> Tensor:
+def attend(
+    kernel: NearFar, query: Tensor, entries: Tensor, visible: Tensor | None, size: int, merge: Merge = slots.merge
+) -> Tensor:
     """Queries (B, H, G, N, D) of the same tokens as the keys (B, H, N, E): (B, H, G, N, M). Without slots, a window alone."""
     B, H, G, N, D = query.shape
     block, window = kernel.block, kernel.window
@@ -85,7 +98,7 @@ def attend(kernel: NearFar, query: Tensor, entries: Tensor, visible: Tensor | No
     hidden = near_of(shown.unsqueeze(-1), 0).squeeze(-1) == 0  # (B, 1, n, reach)
     pooled = None
     if size > 0:
-        far, bias, place, share = compress(query, entries, visible, size, kernel.alpha)
+        far, bias, place, share = compress(query, entries, visible, size, kernel.alpha, merge)
         near_share = near_of(share.unsqueeze(-1), -torch.inf).squeeze(-1)
         near_place = near_of(place.unsqueeze(-1).to(near.dtype), 0).squeeze(-1).long()
         pooled = (far, bias, near_share, near_place)

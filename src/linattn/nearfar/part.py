@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.nearfar import NearFar
-from . import causal, exact, full
+from . import causal, exact, full, recall, slots
 from .grid import Grid, compact, take_tokens
 from .state import Memory
 from .step import HIDDEN
@@ -13,18 +13,23 @@ from .step import HIDDEN
 class Part:
     """A memory with its position in each row of the batch; every method leaves both as they are after its tokens.
 
-    tokens, merged: as in NearFarState, one number per row.
+    tokens, merged: as in NearFarState, one number per row. merge: what the form without a causal mask merges with.
     """
 
-    def __init__(self, kernel: NearFar, size: int, memory: Memory, tokens: list[int], merged: list[int]):
-        self.kernel, self.size, self.memory = kernel, size, memory
+    def __init__(
+        self,
+        kernel: NearFar,
+        size: int,
+        memory: Memory,
+        tokens: list[int],
+        merged: list[int],
+        merge: full.Merge = slots.merge,
+    ):
+        self.kernel, self.size, self.memory, self.merge = kernel, size, memory, merge
         self.tokens, self.merged = list(tokens), list(merged)
 
     def fits(self, counts: list[int]) -> bool:
-        """Whether no two keys were merged so far, nor would be with so many more."""
-        room = self.kernel.sinks + self.size
-        totals = [t + n for t, n in zip(self.tokens, counts)]
-        return max(totals, default=0) <= room + self.kernel.window and max(self.merged, default=0) <= room
+        return fits(self.kernel, self.size, self.tokens, self.merged, counts)
 
     def causal(self, query: Tensor, entries: Tensor, visible: Tensor | None, want_state: bool) -> Tensor:
         """Queries (B, H, G, L, D) at the last of the keys (B, H, S, E): (B, H, G, L, M)."""
@@ -48,13 +53,17 @@ class Part:
         room = kernel.window + kernel.sinks + self.size
         if self.fits(_counts(entries, visible)) or room >= L:
             return self._exactly(query, entries, visible, is_causal=False)
+        if self.memory.kept is not None:
+            raise ValueError(
+                "recall serves causal attention, and queries that read a state: without is_causal pass NearFar(recall=0)."
+            )
         if L != S:
-            return full.cross(query, entries, visible, room, kernel.alpha)
+            return full.cross(query, entries, visible, room, kernel.alpha, self.merge)
         if visible is None:
-            return full.attend(kernel, query, entries, None, self.size)
+            return full.attend(kernel, query, entries, None, self.size, self.merge)
         order, back = compact(visible)
         moved = (take_tokens(query, order), take_tokens(entries, order), visible.gather(1, order))
-        return take_tokens(full.attend(kernel, *moved, self.size), back)
+        return take_tokens(full.attend(kernel, *moved, self.size, self.merge), back)
 
     def absorb(self, query: Tensor, entries: Tensor, visible: Tensor | None) -> None:
         """Takes keys in for queries that are not at their places; those only say what the keys will be asked for."""
@@ -71,9 +80,12 @@ class Part:
         alive = self._alive()
         bias = held.new_zeros(()).masked_fill(~alive, HIDDEN).unsqueeze(1).expand(-1, H, -1)
         bias = torch.cat([bias[..., :sinks], memory.bias, bias[..., sinks + c :]], -1)  # (B, H, K)
-        out = (query.flatten(2, 3) @ held[..., :D].mT + bias.unsqueeze(2)).softmax(-1) @ held[..., D:]
+        logits = query.flatten(2, 3) @ held[..., :D].mT + bias.unsqueeze(2)
         blind = ~alive.any(-1)[:, None, None, None]
-        return out.masked_fill(blind, 0).reshape(B, H, G, L, -1)
+        out = (logits.softmax(-1) @ held[..., D:]).masked_fill(blind, 0).reshape(B, H, G, L, -1)
+        if memory.kept is None:
+            return out
+        return recall.correct(out, logits.logsumexp(-1), query, memory.slots, memory.bias, memory.kept)
 
     def _exactly(self, query: Tensor, entries: Tensor, visible: Tensor | None, is_causal: bool) -> Tensor:
         alive = self._alive() if any(self.tokens) else None
@@ -103,6 +115,12 @@ class Part:
         if out is None or back is None or visible is None:
             return out
         return take_tokens(out, back).masked_fill(~visible[:, None, None, :, None], 0)
+
+
+def fits(kernel: NearFar, size: int, tokens: list[int], merged: list[int], counts: list[int]) -> bool:
+    """Whether no two keys of a head with `size` slots were merged so far, nor would be with so many more."""
+    room, totals = kernel.sinks + size, [t + n for t, n in zip(tokens, counts)]
+    return max(totals, default=0) <= room + kernel.window and max(merged, default=0) <= room
 
 
 def _counts(entries: Tensor, visible: Tensor | None) -> list[int]:

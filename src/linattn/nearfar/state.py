@@ -1,12 +1,14 @@
 """What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..sums.state import State
+from .recall import Kept
 
 # Shapes: B batch, H kv heads, G query heads per kv head, D dim, M value dim. Keys are scaled by sqrt(scale) and lie beside
 # their values in one tensor of width E = D + M.
@@ -23,6 +25,7 @@ class Memory:
         bias: (B, H, c), added to x.k of the slot; 0 for a single key, -inf for an empty slot.
         moments: (B, H, D + 1, D + 1), sum of [x, 1]' [x, 1] over the sampled queries of all finished blocks.
         queries: (B, H, G, block / stride, D + 1), [x, 1] of the sampled queries of the unfinished block.
+        kept: the far tokens of heads with recall.
     """
 
     sink: Tensor
@@ -31,6 +34,7 @@ class Memory:
     bias: Tensor
     moments: Tensor
     queries: Tensor
+    kept: Kept | None = None
 
     @staticmethod
     def empty(like: Tensor, heads: int, groups: int, dim: int, value_dim: int, sinks: int, samples: int) -> "Memory":
@@ -54,6 +58,7 @@ class NearFarState(State):
         slots, bias: (..., all slots, E) and (..., all slots).
         tokens: (...,), visible keys seen, which is the position of the next one.
         merged: (...,), keys before this position, sinks aside, are in slots.
+        kept, bounds, place, share: as in `Kept`, for the kv heads with recall alone; None if there are none.
     """
 
     sink: Tensor
@@ -64,6 +69,11 @@ class NearFarState(State):
     queries: Tensor
     tokens: Tensor
     merged: Tensor
+    kept: Tensor | None = None
+    bounds: Tensor | None = None
+    place: Tensor | None = None
+    share: Tensor | None = None
+    steps: Any = field(default=None, init=False, repr=False, compare=False)  # native.py: what `near` is a part of
 
     form: ClassVar[str] = "nearfar"
     batch_dims: ClassVar[dict[str, int]] = {
@@ -75,6 +85,10 @@ class NearFarState(State):
         "queries": 4,
         "tokens": 0,
         "merged": 0,
+        "kept": 3,
+        "bounds": 3,
+        "place": 2,
+        "share": 2,
     }
 
     def drop_last(self, tokens: int) -> "NearFarState":
@@ -92,22 +106,38 @@ class NearFarState(State):
         keep = max(0, self.near.shape[-2] - tokens)
         return replace(self, near=self.near[..., :keep, :], tokens=new)
 
-    def split(self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]]) -> list[Memory]:
-        """The memories of groups of kv heads with equally many slots; needs one batch dimension."""
+    def split(
+        self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]], recall: tuple[int, ...] = (), unit: int = 1
+    ) -> list[Memory]:
+        """The memories of groups of kv heads that are treated alike; needs one batch dimension.
+
+        recall: blocks that each kv head recalls, of `unit` tokens.
+        """
         shared = (self.sink, self.near, self.moments, self.queries)
         if len(groups) == 1:
             B, H = self.near.shape[:2]
             sink, near, moments, queries = shared
             slots, bias = self.slots.reshape(B, H, -1, self.slots.shape[-1]), self.bias.reshape(B, H, -1)
-            return [Memory(sink, near, slots, bias, moments, queries)]
-        sizes = _sizes(budgets, self.slots.shape[-2])
-        slots, bias = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
+            return [Memory(sink, near, slots, bias, moments, queries, self._kept_of(groups[0][1], recall, unit))]
+        sizes = slots_of(budgets, self.slots.shape[-2])
+        slots, bias = self.slots.split(list(sizes), 1), self.bias.split(list(sizes), 1)
         parts = []
         for _, heads in groups:
             sink, near, moments, queries = (x[:, heads] for x in shared)
             stacked = torch.stack([slots[h] for h in heads], 1), torch.stack([bias[h] for h in heads], 1)
-            parts.append(Memory(sink, near, *stacked, moments, queries))
+            parts.append(Memory(sink, near, *stacked, moments, queries, self._kept_of(heads, recall, unit)))
         return parts
+
+    def _kept_of(self, heads: list[int], recall: tuple[int, ...], unit: int) -> Kept | None:
+        recalling = [h for h, k in enumerate(recall) if k > 0]
+        found = [x for x in (self.kept, self.bounds, self.place, self.share) if x is not None]
+        if not found or not heads or heads[0] not in recalling:
+            return None
+        index: Any = [recalling.index(h) for h in heads]
+        if index == list(range(index[0], index[0] + len(index))):  # views: these are as long as the sequence
+            index = slice(index[0], index[0] + len(index))
+        entries, bounds, place, share = (x[:, index] for x in found)
+        return Kept(entries, bounds, place, share, recall[heads[0]], unit)
 
     @staticmethod
     def join(
@@ -117,7 +147,10 @@ class NearFarState(State):
         if len(parts) == 1:
             part = parts[0]
             slots, bias = part.slots.flatten(1, 2), part.bias.flatten(1, 2)
-            return NearFarState(kernel, part.sink, part.near, slots, bias, part.moments, part.queries, tokens, merged)
+            kept = {} if part.kept is None else _kept([part.kept])
+            return NearFarState(
+                kernel, part.sink, part.near, slots, bias, part.moments, part.queries, tokens, merged, **kept
+            )
         place = {h: (part, i) for part, (_, heads) in zip(parts, groups) for i, h in enumerate(heads)}
         ordered = [place[h] for h in range(len(place))]
         joined = {
@@ -126,10 +159,19 @@ class NearFarState(State):
         }
         slots = torch.cat([part.slots[:, i] for part, i in ordered], 1)
         bias = torch.cat([part.bias[:, i] for part, i in ordered], 1)
-        return NearFarState(kernel, slots=slots, bias=bias, tokens=tokens, merged=merged, **joined)
+        kept = _kept([part.kept.head(i) for part, i in ordered if part.kept is not None])
+        return NearFarState(kernel, slots=slots, bias=bias, tokens=tokens, merged=merged, **joined, **kept)
 
 
-def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
+def _kept(found: list[Kept]) -> dict[str, Tensor]:
+    """What heads with recall keep, as fields of a state."""
+    names = {"kept": "entries", "bounds": "bounds", "place": "place", "share": "share"}
+    parts = {name: [getattr(kept, of) for kept in found] for name, of in names.items()} if found else {}
+    return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in parts.items()}
+
+
+@lru_cache(maxsize=1024)
+def slots_of(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
     """How many slots each head has: all grow alike, up to their budgets, and `total` together."""
     low, high = 0, max(budgets, default=0)
     while low < high:
@@ -138,4 +180,4 @@ def _sizes(budgets: tuple[int, ...], total: int) -> list[int]:
             low = middle + 1
         else:
             high = middle
-    return [min(m, low) for m in budgets]
+    return tuple(min(m, low) for m in budgets)

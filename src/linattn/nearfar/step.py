@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.nearfar import NearFar
+from . import recall
 from .grid import Grid
 from .state import Memory
 
@@ -19,6 +20,7 @@ def attend_few(
     bias: Tensor,
     grid: Grid,
     merged: list[int],
+    kept: recall.Kept | None,
 ) -> Tensor:
     """Queries (B, H, G, L, D) of the last L of the tokens (B, H, T, E), slots as the block sees them: (B, H, G, L, M)."""
     B, H, G, L, D = query.shape
@@ -41,10 +43,12 @@ def attend_few(
         late = torch.arange(sinks, device=x.device) >= torch.tensor(starts, device=x.device).unsqueeze(-1)
         sink_logits = sink_logits.masked_fill(late[:, None, None, :], HIDDEN)
     far_logits = x @ far[..., :D].mT + bias.unsqueeze(2)
-    weights = torch.cat([sink_logits, far_logits, near_logits], -1).softmax(-1)
+    logits = torch.cat([sink_logits, far_logits, near_logits], -1)
+    weights = logits.softmax(-1)
     p_sink, p_far, p_near = weights.split([sinks, far.shape[2], near.shape[2]], -1)
     out = p_sink @ sink[:, :, :sinks, D:] + p_far @ far[..., D:] + p_near @ near[..., D:]
-    return out.reshape(B, H, G, L, -1)
+    out = out.reshape(B, H, G, L, -1)
+    return out if kept is None else recall.correct(out, logits.logsumexp(-1), query, far, bias, kept)
 
 
 def plain(grid: Grid) -> bool:
@@ -61,7 +65,7 @@ def step(
     sink = memory.sink
     if min(grid.seen) < kernel.sinks:
         sink = fill_sinks(sink, entries, grid)
-    out = attend_few(kernel, query, tokens, sink, memory.slots, memory.bias, grid, merged)
+    out = attend_few(kernel, query, tokens, sink, memory.slots, memory.bias, grid, merged, memory.kept)
     queries, moments = memory.queries, memory.moments
     skip = -phase % stride
     if skip < L:
@@ -73,7 +77,7 @@ def step(
         samples = queries.flatten(2, 3)
         moments = moments + samples.mT @ samples
     near = tokens[:, :, max(0, tokens.shape[2] - kernel.window - kernel.block) :]
-    return out, Memory(sink, near, memory.slots, memory.bias, moments, queries)
+    return out, Memory(sink, near, memory.slots, memory.bias, moments, queries, memory.kept)
 
 
 def fill_sinks(sink: Tensor, entries: Tensor, grid: Grid) -> Tensor:

@@ -29,7 +29,13 @@ class State:
     batch_dims: ClassVar[dict[str, int]] = {}  # tensor field -> how many dimensions follow the batch dimensions
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in self.batch_dims}
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in self.batch_dims}
+        return {name: x for name, x in found.items() if x is not None}
+
+    @classmethod
+    def _required(cls) -> set[str]:
+        """The tensors that no state is without."""
+        return {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING} & set(cls.batch_dims)
 
     def _replace(self: Self, change: Any) -> Self:
         return dataclasses.replace(self, **{name: change(name, x) for name, x in self.tensors().items()})
@@ -90,9 +96,41 @@ class State:
             )
         forms = {cls.form: cls for cls in State.__subclasses__()}
         cls = forms.get(header.get("form", ""))
-        if cls is None or set(tensors) != set(cls.batch_dims):
+        if cls is None or not cls._required() <= set(tensors) <= set(cls.batch_dims):
             raise ValueError(f"{os.fspath(path)} holds no state of a known form (form={header.get('form')!r}).")
         return cls(kernel=header["kernel"], **tensors)
+
+
+class Pack:
+    """S, Z, log_scale, tokens and guarded in one buffer of float32, each at a multiple of 16: see csrc/dispatch.cpp."""
+
+    def __init__(self, buffer: Tensor, sizes: tuple[int, int, int, int], about: Any):
+        self.buffer, self.sizes, self.about = buffer, sizes, about
+
+    @staticmethod
+    def floats(sizes: tuple[int, int, int, int]) -> int:
+        """What the buffer of B, H, r, M needs."""
+        return sum(-(-size // 16) * 16 for size in Pack._parts(sizes))
+
+    @staticmethod
+    def _parts(sizes: tuple[int, int, int, int]) -> list[int]:
+        B, H, r, M = sizes
+        return [B * H * r * M, B * H * r, B * H, 2 * B * H, 2 * B * H]
+
+    def tensors(self) -> dict[str, Tensor]:
+        at, found = 0, []
+        for size in self._parts(self.sizes):
+            found.append(self.buffer[at : at + size])
+            at += -(-size // 16) * 16
+        S, Z, log_scale, tokens, guarded = found
+        B, H, r, M = self.sizes
+        return {
+            "S": S.view(B, H, r, M),
+            "Z": Z.view(B, H, r),
+            "log_scale": log_scale.view(B, H),
+            "tokens": tokens.view(torch.int64).view(B, H),
+            "guarded": guarded.view(torch.int64).view(B, H),
+        }
 
 
 @dataclass
@@ -115,6 +153,28 @@ class Sums(State):
 
     form: ClassVar[str] = "sums"
     batch_dims: ClassVar[dict[str, int]] = {"S": 3, "Z": 2, "log_scale": 1, "tokens": 1, "guarded": 1}
+
+    @staticmethod
+    def packed(kernel: str, pack: "Pack") -> "Sums":
+        """A state in one buffer, taken apart into tensors only when somebody looks at one: a quick step never does."""
+        made = object.__new__(Sums)
+        made.__dict__.update(kernel=kernel, _pack=pack)
+        return made
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Of a packed state: its tensors, which share the buffer. From now on the buffer is theirs."""
+        fields = self.__dict__
+        pack = fields.get("_pack")
+        if name in Sums.batch_dims:
+            if pack is not None:
+                fields.update(pack.tensors())
+                fields.pop("_pack", None)  # last: another thread may be looking too
+            if name in fields:
+                return fields[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, **self.tensors()}  # copies are made of tensors
 
     @staticmethod
     def empty(

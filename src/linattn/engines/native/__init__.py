@@ -38,13 +38,17 @@ def refusal(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> str | 
 def describe() -> str:
     if library.why_not is not None:
         return f"not available: {library.why_not}"
-    return f"available: {library.isa}, {library.threads} threads; float32, float16, bfloat16 on CPUs"
+    return (
+        f"available: {library.isa}, {library.threads} threads; float32, float16, bfloat16 on CPUs; "
+        "near/far attention without gradients or recall"
+    )
 
 
 if available():
+    from . import nearfar
     from .primitives import absorb, causal, read
     from .step import step
 
-    __all__ = ["absorb", "available", "causal", "describe", "read", "refusal", "step"]
+    __all__ = ["absorb", "available", "causal", "describe", "nearfar", "read", "refusal", "step"]
 else:
     __all__ = ["available", "describe", "refusal"]

@@ -5,6 +5,8 @@ Every map comes as `weights`, `ints` and `floats` (NativeMap.numbers), because o
 
 import ctypes
 from collections.abc import Callable
+from ctypes import Structure
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -252,10 +254,14 @@ def _new_key_grads(call: Call, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return grads
 
 
-def _run(entry: Callable[..., int], call: Call, keep: list[Tensor | None] | list[Tensor]) -> None:
+def _run(entry: Callable[..., int], call: Structure, keep: list[Any]) -> None:
     """Runs without the interpreter's lock; `keep` holds the tensors whose memory is in use."""
     flags = entry(ctypes.byref(call))
     del keep
+    check_flags(flags)
+
+
+def check_flags(flags: int) -> None:
     if flags & NO_MEMORY:
         raise MemoryError("the native engine could not get its work space")
     if flags & NOT_FINITE:

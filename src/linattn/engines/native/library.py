@@ -1,4 +1,4 @@
-"""The shared library: where it is, what it runs on, and the structure a call is handed over in."""
+"""The shared library: where it is, what it runs on, and the structures a call is handed over in."""
 
 import ctypes
 import glob
@@ -35,6 +35,44 @@ class Call(Structure):
     ]
 
 
+class NearFarCall(Structure):
+    """Mirrors struct NearFarCall of csrc/nearfar_call.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields("batch heads kv_heads tokens dim value_dim window sinks block stride threads", c_int64),
+        *_fields("held held_new slots slots_new", c_int64),
+        ("dtype", c_int32),
+        *_fields("root alpha", c_float),
+        ("pad", c_int32),
+        ("steps", c_int64),
+        *_fields("query key value", c_void_p),
+        *_fields("query_stride key_stride value_stride", c_int64 * 3),
+        *_fields("mask seen counts merged budgets first_slot first_slot_new sink near", c_void_p),
+        ("near_stride", c_int64 * 2),
+        *_fields("slot bias moments queries sink_new near_new", c_void_p),
+        ("near_new_stride", c_int64 * 2),
+        *_fields("slot_new bias_new moments_new queries_new out", c_void_p),
+    ]
+
+
+class MergeCall(Structure):
+    """Mirrors struct MergeCall of csrc/nearfar_call.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields("problems slots size dim value_dim threads", c_int64),
+        ("alpha", c_float),
+        ("pad", c_int32),
+        *_fields("slot bias anchor metric slot_new bias_new place", c_void_p),
+    ]
+
+
+ENTRIES = {
+    Call: ("call", ["absorb", "read", "causal", "absorb_backward", "read_backward", "causal_backward"]),
+    NearFarCall: ("nearfar_call", ["nearfar_walk"]),
+    MergeCall: ("merge_call", ["merge_slots"]),
+}
+
+
 class Library:
     """The loaded library, or `why_not`: the sentence that says what is missing."""
 
@@ -44,7 +82,10 @@ class Library:
     absorb_backward: Callable[..., int]
     read_backward: Callable[..., int]
     causal_backward: Callable[..., int]
+    nearfar_walk: Callable[..., int]
+    merge_slots: Callable[..., int]
     step: Any
+    nearfar_step: Any
 
     def __init__(self) -> None:
         self.why_not: str | None = None
@@ -59,16 +100,22 @@ class Library:
         if not found:
             raise OSError("its library was not built when linattn was installed (a C++17 compiler is needed)")
         library = ctypes.CDLL(found[0])
-        library.linattn_call_size.restype = c_int64
-        if library.linattn_call_size() != ctypes.sizeof(Call):
-            raise ValueError("its library is of another version of linattn: install linattn again")
         library.linattn_isa.restype = c_char_p
-        for name in ("absorb", "read", "causal", "absorb_backward", "read_backward", "causal_backward"):
-            entry = getattr(library, f"linattn_{name}")
-            entry.argtypes, entry.restype = [POINTER(Call)], c_int32
-            setattr(self, name, entry)
+        for structure, (size_of, names) in ENTRIES.items():
+            size = getattr(library, f"linattn_{size_of}_size")
+            size.restype = c_int64
+            if size() != ctypes.sizeof(structure):
+                raise ValueError("its library is of another version of linattn: install linattn again")
+            for name in names:
+                entry = getattr(library, f"linattn_{name}")
+                entry.argtypes, entry.restype = [POINTER(structure)], c_int32
+                setattr(self, name, entry)
         self.step = library.linattn_step
-        self.step.argtypes, self.step.restype = [c_void_p] * 15, c_int32
+        self.step.argtypes, self.step.restype = [c_void_p] * 8, c_int32
+        self.nearfar_step = library.linattn_nearfar_step
+        at, number = c_void_p, c_int64
+        self.nearfar_step.argtypes = [at, number, at, at, at, at, number, at, at, at, at]
+        self.nearfar_step.restype = c_int32
         self._library = library
         self._use_torch_threads()
         wanted = os.environ.get("LINATTN_ISA")

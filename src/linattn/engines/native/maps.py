@@ -43,15 +43,20 @@ def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     """The map of a kernel, made once for every scale and remade when the kernel's weights change."""
     if torch.compiler.is_compiling():  # the weights become part of the graph, and follow the kernel's
         return _make(kernel, scale, dim)
-    projection = getattr(kernel, "projection", None)
-    stamp = None if projection is None else (projection.data_ptr(), projection._version)
+    now = stamp(kernel)
     known = _known.get(kernel)
-    if known is None or known[0] != stamp:
-        known = _known[kernel] = (stamp, {})
+    if known is None or known[0] != now:
+        known = _known[kernel] = (now, {})
     made = known[1].get((scale, dim))
     if made is None:
         made = known[1][scale, dim] = _make(kernel, scale, dim)
     return made
+
+
+def stamp(kernel: Kernel) -> tuple[int, int] | None:
+    """Another one after every change of the kernel's weights."""
+    projection = kernel._buffers.get("projection")
+    return None if projection is None else (projection.data_ptr(), projection._version)
 
 
 _known: weakref.WeakKeyDictionary[Kernel, tuple[object, dict[object, NativeMap]]] = weakref.WeakKeyDictionary()

@@ -1,76 +1,98 @@
 """One token at a time, with as little Python around the arithmetic as there can be."""
 
 import ctypes
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...kernels.base import Kernel
 from ...sums import finite
-from ...sums.state import Sums
+from ...sums.state import Pack, Sums
 from .calls import DTYPES, _map_call
-from .library import Call, library
-from .maps import IDENTITY, native_map
+from .library import library
+from .maps import IDENTITY, NativeMap, native_map, stamp
+
+
+class Plan(NamedTuple):
+    """What the steps of one kernel and one shape have in common."""
+
+    kernel: weakref.ref[Kernel]
+    stamp: tuple[int, int] | None
+    scale: float | None
+    shapes: tuple[object, ...]
+    call: int = 0  # the address of the Call that `keep` holds; 0 where such calls must go the long way
+    keep: Any = None
+    signature: str = ""
+    sizes: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the state: B, kv heads, features, value dim
+    out_shape: tuple[int, ...] = ()
+    floats: int = 0
 
 
 def step(
     query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: Sums, enable_gqa: bool
 ) -> tuple[Tensor, Sums] | None:
     """A plain one-token call that goes on from a state, or None: then the long way serves it, or says what is wrong."""
-    if torch.is_grad_enabled() and (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or state.S.requires_grad
-        or state.Z.requires_grad
-    ):
+    graded = torch.is_grad_enabled()
+    if graded and (query.requires_grad or key.requires_grad or value.requires_grad):
         return None
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         return None
-    S, Z, level, tokens, guarded = state.S, state.Z, state.log_scale, state.tokens, state.guarded
-    fmap = native_map(kernel, scale, query.shape[-1])
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, enable_gqa
-    known = fmap.steps.get(shapes)
-    if known is None:
-        known = fmap.steps[shapes] = _prepare(query, key, value, kernel, scale, enable_gqa)
-    call, signature, sums_shape, out_shape = known
-    plain = S.is_cpu and S.dtype is torch.float32 and S.is_contiguous() and Z.is_contiguous()
-    plain = plain and level.is_contiguous() and tokens.is_contiguous() and guarded.is_contiguous()
-    if call is None or signature != state.kernel or S.shape != sums_shape or not plain:
-        return None
+    pack = state.__dict__.get("_pack")
+    if pack is not None and _fits(pack.about, kernel, scale, shapes):
+        plan, apart, old = pack.about, None, pack.buffer.data_ptr()
+    else:
+        fmap = native_map(kernel, scale, query.shape[-1])
+        plan = fmap.steps.get(shapes)
+        if plan is None:
+            plan = fmap.steps[shapes] = _plan(fmap, shapes, query, key, value, kernel, scale, enable_gqa)
+        tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
+        if (
+            not plan.call
+            or state.kernel != plan.signature
+            or state.S.shape != plan.sizes
+            or not _plain(tensors, graded)
+        ):
+            return None
+        apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    call.threads = torch.get_num_threads()
-    new = (torch.empty_like(S), torch.empty_like(Z), torch.empty_like(level), torch.empty_like(tokens))
-    new_guarded, out = torch.empty_like(guarded), torch.empty(out_shape)
-    flags = library.step(
-        ctypes.addressof(call),
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        S.data_ptr(),
-        Z.data_ptr(),
-        level.data_ptr(),
-        tokens.data_ptr(),
-        guarded.data_ptr(),
-        new[0].data_ptr(),
-        new[1].data_ptr(),
-        new[2].data_ptr(),
-        new[3].data_ptr(),
-        new_guarded.data_ptr(),
-        out.data_ptr(),
-    )
+    plan.keep.threads = torch.get_num_threads()
+    fresh, out = torch.empty(plan.floats), torch.empty(*plan.out_shape)
+    at = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    flags = library.step(plan.call, *at, apart, old, fresh.data_ptr(), out.data_ptr())
     if flags:
         finite.refuse(torch.float32, query=query, key=key, value=value)
-    return out if query.dtype is torch.float32 else out.to(query.dtype), Sums(state.kernel, *new, new_guarded)
+    new = Sums.packed(plan.signature, Pack(fresh, plan.sizes, plan))
+    return out if query.dtype is torch.float32 else out.to(query.dtype), new
 
 
-def _prepare(
-    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, enable_gqa: bool
-) -> tuple[Call | None, str, tuple[int, ...], tuple[int, ...]]:
+def _fits(plan: Plan, kernel: Kernel, scale: float | None, shapes: tuple[object, ...]) -> bool:
+    same = plan.kernel() is kernel and plan.stamp == stamp(kernel)
+    return same and plan.scale == scale and plan.shapes == shapes
+
+
+def _plain(tensors: tuple[Tensor, ...], graded: bool) -> bool:
+    if graded and any(x.requires_grad for x in tensors):
+        return False
+    return tensors[0].is_cpu and tensors[0].dtype is torch.float32 and all(x.is_contiguous() for x in tensors)
+
+
+def _plan(
+    fmap: NativeMap,
+    shapes: tuple[object, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Kernel,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Plan:
     """What calls of these shapes share; no Call where they cannot come this way."""
-    fmap = native_map(kernel, scale, query.shape[-1])
-    no = None, "", (), ()
+    known = weakref.ref(kernel), stamp(kernel), scale, shapes
+    no = Plan(*known)
     if any(x.dim() != 4 or x.device.type != "cpu" or x.dtype not in DTYPES for x in (query, key, value)):
         return no
     B, heads, L, D = query.shape
@@ -94,4 +116,6 @@ def _prepare(
     call.query_stride[:] = [heads * D, D, D]
     call.key_stride[:] = [H * D, D, D]
     call.value_stride[:] = [H * M, M, M]
-    return call, kernel.signature(scale), (B, H, fmap.features, M), (B, heads, 1, M)
+    sizes = B, H, fmap.features, M
+    signature = kernel.signature(scale)
+    return Plan(*known, ctypes.addressof(call), call, signature, sizes, (B, heads, 1, M), Pack.floats(sizes))
