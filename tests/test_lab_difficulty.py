@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,9 +10,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from linattn.cli import main
-from linattn.lab.difficulty import activations, measure, neighbours, points, prediction_depth, runs, vote
+from linattn.lab.difficulty import Measured, activations, measure, neighbours, points, prediction_depth, runs, vote
 from linattn.lab.difficulty.depth import bands
-from linattn.lab.difficulty.figures import rank_correlation
+from linattn.lab.difficulty.figures import by_depth, partial_rank_correlation, rank_correlation
 from linattn.lab.images import Part, ResNet18, generate, load, scores, train
 from linattn.lab.trainer import TrainConfig
 
@@ -164,14 +163,36 @@ def test_depth_of_many_pictures_is_that_of_each():
         prediction_depth(probes, network[1:])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_bands_hold_all_depths_in_order_and_none_is_small(seed):
-    generator = np.random.default_rng(seed)
-    depth = generator.choice(12, 200, p=generator.dirichlet(np.full(12, 0.3)))
-    found = bands(depth)
-    assert sum(((low <= depth) & (depth <= high)).sum() for low, high in found) == 200
-    assert all(one[1] < other[0] for one, other in pairwise(found))
-    assert all(((low <= depth) & (depth <= high)).sum() >= 20 for low, high in found)
+def test_accuracy_by_depth_counts_every_picture_once():
+    generator = torch.Generator().manual_seed(1)
+    probes = torch.randint(0, 2, (11, 300), generator=generator)
+    network, labels = torch.randint(0, 2, (2, 300), generator=generator)
+    measured = Measured(probes, network, torch.ones(300), torch.arange(300), labels)
+    found = by_depth([measured, measured])
+    assert sum(found.counts) == 600
+    assert sum(count for _, count, _ in found.single) == 600
+    for (first, last), count, accuracy in zip(found.bands, found.counts, found.accuracy):
+        inside = [i for i in range(300) if first <= measured.depth[i] <= last]
+        assert count == 2 * len(inside) > 0
+        assert accuracy == pytest.approx(np.mean([network[i] == labels[i] for i in inside]))
+
+
+@pytest.mark.parametrize(
+    ("depths", "expected"), [(12, [(0, 2), (3, 5), (6, 8), (9, 11)]), (3, [(0, 0), (1, 1), (2, 2)])]
+)
+def test_bands_are_of_like_width_and_leave_no_depth_out(depths, expected):
+    assert bands(depths) == expected
+
+
+def test_what_two_things_have_from_a_third_is_taken_out():
+    generator = np.random.default_rng(0)
+    third, one, other = generator.standard_normal((3, 2000))
+    rho, p = rank_correlation(one + 2 * third, other + 2 * third)
+    assert rho > 0.7
+    assert p < 1e-9
+    rho, p = partial_rank_correlation(one + 2 * third, other + 2 * third, third)
+    assert abs(rho) < 0.1
+    assert partial_rank_correlation(one + third, -one + third, third)[0] < -0.8
 
 
 def test_a_measurement_is_scikit_learns_vote_at_every_point(small):

@@ -25,18 +25,11 @@ def prediction_depth(probes: Tensor, network: Tensor) -> Tensor:
     return len(probes) - agree.cumprod(0).sum(0)
 
 
-def bands(depth: np.ndarray, least: float = 0.1) -> list[tuple[int, int]]:
-    """Neighbouring depths put together, from shallow to deep, until each band (low, high) holds a share of `least`."""
-    found: list[tuple[int, int]] = []
-    depths, counts = np.unique(depth, return_counts=True)
-    low, held = None, 0
-    for value, count in zip(depths, counts):
-        low = value if low is None else low
-        held += count
-        if held >= least * len(depth):
-            found.append((int(low), int(value)))
-            low, held = None, 0
-    if low is not None:  # too few at the deep end for a band of their own
-        low = found.pop()[0] if found else low
-        found.append((int(low), int(depths[-1])))
-    return found
+def bands(depths: int, count: int = 4) -> list[tuple[int, int]]:
+    """The depths 0 to depths - 1 in `count` bands (first, last) of like width, from shallow to deep.
+
+    >>> bands(12)
+    [(0, 2), (3, 5), (6, 8), (9, 11)]
+    """
+    parts = np.array_split(np.arange(depths), min(count, depths))
+    return [(int(part[0]), int(part[-1])) for part in parts]

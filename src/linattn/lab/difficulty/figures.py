@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
+from scipy.stats import t as student
 
 from ..images import ImageSet
 from .depth import bands
@@ -14,22 +15,32 @@ from .runs import Outcome
 
 @dataclass
 class ByDepth:
-    """Bands of depth (low, high) from shallow to deep: how many pictures, and on what share of them the network is right."""
+    """Bands of depth (first, last) that hold pictures, from shallow to deep: how many, and how often the network is right.
+
+    `single` has the same for every depth that occurs: (depth, pictures, accuracy).
+    """
 
     bands: list[tuple[int, int]]
     counts: list[int]
     accuracy: list[float]
+    single: list[tuple[int, int, float]]
 
     def names(self) -> list[str]:
-        return [f"{low}" if low == high else f"{low}-{high}" for low, high in self.bands]
+        return [f"{first}" if first == last else f"{first}-{last}" for first, last in self.bands]
 
 
 def by_depth(measured: list[Measured]) -> ByDepth:
     """Pictures of all networks counted together."""
     depth, right = pooled(measured)
-    found = bands(depth)
-    inside = [(low <= depth) & (depth <= high) for low, high in found]
-    return ByDepth(found, [int(part.sum()) for part in inside], [float(right[part].mean()) for part in inside])
+    found = ByDepth([], [], [], [])
+    for first, last in bands(len(measured[0].probes) + 1):
+        inside = (first <= depth) & (depth <= last)
+        if inside.any():
+            found.bands.append((first, last))
+            found.counts.append(int(inside.sum()))
+            found.accuracy.append(float(right[inside].mean()))
+    found.single = [(int(d), int((depth == d).sum()), float(right[depth == d].mean())) for d in np.unique(depth)]
+    return found
 
 
 def pooled(measured: list[Measured]) -> tuple[np.ndarray, np.ndarray]:
@@ -50,6 +61,7 @@ class Findings:
     test: ByDepth
     held_out: ByDepth | None  # of training pictures, by networks that have not seen them
     truth: dict[str, tuple[float, float]]  # name -> Spearman's rank correlation of depth with it, and its p
+    place: dict[str, tuple[float, float]]  # the same for the distance from the centre, and for size with that taken out
     class_depth: list[float]
     consistency: np.ndarray  # (networks, networks): rank correlations of their depths
 
@@ -78,6 +90,7 @@ def find(outcome: Outcome, images: ImageSet) -> Findings:
         test=by_depth(outcome.test),
         held_out=by_depth(seen) if seen else None,
         truth=truth,
+        place=_place(depth, {name: values[places] for name, values in images.test.truth.items()}),
         class_depth=[_mean(depth[labels == label]) for label in range(len(images.classes))],
         consistency=np.array([[rank_correlation(depths[a], depths[b])[0] for b in nets] for a in nets]),
     )
@@ -91,6 +104,30 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue)
 
 
+def partial_rank_correlation(one: np.ndarray, other: np.ndarray, given: np.ndarray) -> tuple[float, float]:
+    """Correlation of two ranks after what the rank of a third says of each is taken out, and its p."""
+    known = np.stack([np.ones(len(given)), rankdata(given)], 1)
+    left = [rankdata(x) - known @ np.linalg.lstsq(known, rankdata(x), rcond=None)[0] for x in (one, other)]
+    rho = float(np.corrcoef(*left)[0, 1])
+    freedom = len(given) - 3
+    return rho, float(2 * student.sf(abs(rho) * (freedom / max(1 - rho**2, 1e-300)) ** 0.5, freedom))
+
+
+def _place(depth: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Large shapes have less room to move, so size is also seen apart from how far off the centre a shape lies."""
+    if not {"size", "x", "y"} <= set(truth) or np.ptp(depth) == 0:
+        return {}
+    off = np.hypot(truth["x"] - truth["x"].mean(), truth["y"] - truth["y"].mean())
+    return {
+        "distance from the centre": rank_correlation(depth, off),
+        "size, that distance taken out": partial_rank_correlation(depth, truth["size"], off),
+    }
+
+
+def say_p(p: float) -> str:
+    return f"p = {p:.1g}" if p > 0 else "p < 1e-300"  # smaller than a float can be
+
+
 def for_machines(findings: Findings) -> dict[str, Any]:
     """The figures of --json. What the data has no truth for is null; accuracy goes from the shallowest band to the deepest."""
     noise, size = (findings.truth.get(name, (None, None)) for name in ("noise", "size"))
@@ -100,8 +137,10 @@ def for_machines(findings: Findings) -> dict[str, Any]:
         "spearman_size": size[0],
         "p_size": size[1],
         "accuracy_by_depth": findings.test.accuracy,
+        "spearman_size_at_equal_place": findings.place.get("size, that distance taken out", (None, None))[0],
         "depth_bands": findings.test.names(),
         "depth_counts": findings.test.counts,
+        "accuracy_at_each_depth": {str(depth): accuracy for depth, _, accuracy in findings.test.single},
         "accuracy": findings.accuracy,
         "held_out_accuracy_by_depth": findings.held_out.accuracy if findings.held_out else None,
         "consistency": findings.agreement,

@@ -53,11 +53,13 @@ def write_page(
 
 
 def introduction(run: Run, probing: Probing, outcome: Outcome) -> str:
+    which = (
+        "one network" if run.seeds == 1 else f"{run.seeds} networks, each with a seed and a held-out part of its own"
+    )
     return (
-        f"{run.seeds} ResNet-18 of width {run.width} ({run.stem} stem), each with a seed of its own and another part of the "
-        f"training pictures held out; probes at {len(outcome.points)} points, each the vote of the {probing.k} nearest "
-        f"training pictures. A picture's depth is the first probe from which all agree with the network: 0 where the "
-        f"pixels settle it, {len(outcome.points)} where even the last probe says otherwise."
+        f"ResNet-18 of width {run.width}, {run.stem} stem: {which}. Probes at {len(outcome.points)} points, each the vote of "
+        f"the {probing.k} nearest training pictures. A picture's depth is the first probe from which all agree with the "
+        f"network: 0 where the pixels settle it, {len(outcome.points)} where even the last probe says otherwise."
     )
 
 
@@ -72,8 +74,8 @@ def _sections(findings: Findings, outcome: Outcome, images: ImageSet) -> Iterato
     yield "The pictures", "A sample of the test pictures, class by class.", sample_sheet(images)
     yield (
         "Depth and accuracy",
-        "Test pictures of all networks together, and training pictures that the network had not seen. Neighbouring depths "
-        "are put together until each band holds a tenth of the pictures.",
+        "Test pictures of all networks together, and training pictures that the network had not seen. Bars are bands of "
+        "depth, dots are single depths.",
         _depth_and_accuracy(findings, outcome),
     )
     yield (
@@ -105,9 +107,9 @@ def _depth_and_accuracy(findings: Findings, outcome: Outcome) -> Figure:
     figure = new_figure(13, 4.4)
     axes = figure.subplots(1, 3 if findings.held_out else 2)
     pictures.draw_histogram(axes[0], outcome)
-    pictures.draw_accuracy(axes[1], findings)
+    pictures.draw_accuracy(axes[1], findings.test)
     if findings.held_out:
-        pictures.draw_held_out(axes[2], findings)
+        pictures.draw_accuracy(axes[2], findings.held_out, "Training pictures, held out", pictures.SECOND)
     return figure
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ..images import ImageSet
 from ..images.pictures import draw_tiles, new_figure
-from .figures import Findings, pooled
+from .figures import ByDepth, Findings, pooled, say_p
 from .runs import Outcome
 
 COLOUR, SECOND = "#3b6ea5", "#d1793a"
@@ -31,30 +31,20 @@ def draw_histogram(axis: Any, outcome: Outcome) -> None:
             axis.plot(range(len(names)), share, "o", color=colour, label=label, ms=5)
     axis.set(title="How deep are the pictures?", ylabel="share of the pictures", xlabel="prediction depth")
     _depth_ticks(axis, names)
+    axis.margins(y=0.2)
     axis.legend(frameon=False)
     _plain(axis)
 
 
-def draw_accuracy(axis: Any, findings: Findings) -> None:
-    names = findings.test.names()
-    places = np.arange(len(names))
-    axis.bar(places, findings.test.accuracy, color=COLOUR, label="test")
-    for x, height, count in zip(places, findings.test.accuracy, findings.test.counts):
-        axis.text(x, height + 0.01, f"{height:.3f}\n({count})", ha="center", va="bottom", fontsize=8)
-    axis.set(xticks=places, xticklabels=names, ylim=(0, 1.16), yticks=np.arange(0, 1.01, 0.2))
-    axis.set(title="Accuracy by depth", ylabel="accuracy of the network", xlabel="prediction depth")
-    _plain(axis)
-
-
-def draw_held_out(axis: Any, findings: Findings) -> None:
-    """The same for training pictures, each judged by a network that has not seen it."""
-    found = findings.held_out
-    assert found is not None
-    axis.bar(range(len(found.bands)), found.accuracy, color=SECOND)
-    for x, (height, count) in enumerate(zip(found.accuracy, found.counts)):
-        axis.text(x, height + 0.01, f"{height:.3f}\n({count})", ha="center", va="bottom", fontsize=8)
-    axis.set(xticks=range(len(found.bands)), xticklabels=found.names(), ylim=(0, 1.16), yticks=np.arange(0, 1.01, 0.2))
-    axis.set(title="Training pictures, held out", ylabel="accuracy of the network", xlabel="prediction depth")
+def draw_accuracy(axis: Any, found: ByDepth, title: str = "Accuracy by depth", colour: str = COLOUR) -> None:
+    """Bars for bands of depth, with how many pictures they hold, and a dot for every single depth."""
+    for (first, last), height, count in zip(found.bands, found.accuracy, found.counts):
+        middle = (first + last) / 2
+        axis.bar(middle, height, last - first + 0.9, color=colour, alpha=0.75)
+        axis.text(middle, 1.03, f"{height:.3f}\n({count})", ha="center", va="bottom", fontsize=8)
+    axis.plot([depth for depth, _, _ in found.single], [value for _, _, value in found.single], "o", color="#222", ms=4)
+    axis.set(xticks=range(found.bands[-1][1] + 1), ylim=(0, 1.16), yticks=np.arange(0, 1.01, 0.2))
+    axis.set(title=title, ylabel="accuracy of the network", xlabel="prediction depth")
     _plain(axis)
 
 
@@ -98,7 +88,7 @@ def draw_truth(axis: Any, findings: Findings, outcome: Outcome, images: ImageSet
     error = [2 * findings.depth[part].std() / len(part) ** 0.5 for part in parts]
     axis.errorbar(x, mean, error, fmt="o-", color=COLOUR, capsize=3)
     rho, p = findings.truth[name]
-    axis.set(title=f"{name}: Spearman {rho:+.3f} (p = {p:.1g})", xlabel=f"true {name}", ylabel="mean depth")
+    axis.set(title=f"{name}: Spearman {rho:+.3f} ({say_p(p)})", xlabel=f"true {name}", ylabel="mean depth")
     _plain(axis)
 
 
@@ -163,7 +153,7 @@ def overview(findings: Findings, outcome: Outcome, images: ImageSet) -> Figure:
     top, bottom = halves
     left, middle, right = top.subplots(1, 3)
     draw_histogram(left, outcome)
-    draw_accuracy(middle, findings)
+    draw_accuracy(middle, findings.test)
     if {"noise", "size"} <= set(findings.truth):
         draw_map(top, right, findings, outcome, images)
     else:

@@ -66,14 +66,16 @@ def run(args: argparse.Namespace) -> int:
 
 def figure_rows(findings: "Findings", classes: tuple[str, ...]) -> list[list[str]]:
     """The figures as rows of two cells, a heading first."""
+    from .figures import say_p
+
     rows = [["figure", "value"]]
     rows.append(["accuracy of the networks, test", ", ".join(f"{value:.4f}" for value in findings.accuracy)])
     for title, found in (("test", findings.test), ("training, held out", findings.held_out)):
         if found:
             for name, accuracy, count in zip(found.names(), found.accuracy, found.counts):
                 rows.append([f"accuracy at depth {name}, {title}", f"{accuracy:.4f}  ({count} pictures)"])
-    for name, (rho, p) in findings.truth.items():
-        rows.append([f"Spearman of depth and true {name}", f"{rho:+.4f}  (p = {p:.2g})"])
+    for name, (rho, p) in (findings.truth | findings.place).items():
+        rows.append([f"Spearman of depth and {name}", f"{rho:+.4f}  ({say_p(p)})"])
     order = sorted((depth, name) for depth, name in zip(findings.class_depth, classes) if not math.isnan(depth))
     rows.append(["classes by mean depth", ", ".join(f"{name.replace('_', ' ')} {depth:.2f}" for depth, name in order)])
     if findings.agreement is not None:

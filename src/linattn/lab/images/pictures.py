@@ -27,7 +27,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     """A PNG of 128 colours: noise hardly packs, and nobody sees more of it."""
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=90)
-    small = Image.open(whole).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    small = Image.open(whole).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     write_file(path, lambda temporary: small.save(temporary, "PNG", optimize=True))
 
 
