@@ -10,7 +10,6 @@ HELP = """
 Trains what is not yet in FOLDER (the network with exits, the same without, narrower ones, a transformer with linear
 attention), chooses a rule and its tolerance on validation pictures, and measures on test pictures: accuracy, MACs and
 time over a sweep of tolerances of three rules, beside the networks without exits. One page, and figures for machines.
-About 20 minutes on one core that is free.
 
 examples:
   linattn lab early-exit report
