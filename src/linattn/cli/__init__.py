@@ -20,6 +20,12 @@ FACES: dict[str, tuple[Any, ...]] = {
     "cluster": ("linattn.lab.faces.cluster_command", "put pictures of one person together: contact sheet and page"),
     "pairs": ("linattn.lab.faces.pairs_command", "a page of the pairs nearest the threshold, and what it costs"),
 }
+EARLY_EXIT: dict[str, tuple[Any, ...]] = {
+    "train": ("linattn.lab.early_exit.commands.train", "train a network with exits"),
+    "sweep": ("linattn.lab.early_exit.commands.sweep", "tolerances, and the one for an accuracy or a budget of MACs"),
+    "report": ("linattn.lab.early_exit.commands.report", "everything trained, measured and drawn: one page"),
+    "predict": ("linattn.lab.early_exit.commands.predict", "class, exit and confidence of picture files"),
+}
 DIFFICULTY: dict[str, tuple[Any, ...]] = {
     "train": ("linattn.lab.difficulty.train_command", "the networks whose depth is measured"),
     "measure": ("linattn.lab.difficulty.measure_command", "the prediction depth of every picture"),
@@ -46,6 +52,7 @@ LABS: dict[str, tuple[Any, ...]] = {
     "questions": ("linattn.lab.questions.command", "five questions about attention: theory beside measurement"),
     "purify": ("linattn.lab.purification.command", "linear purification of noisy pictures, against truncated PCA"),
     "summarize": (SUMMARIZE, "documents of any length to one line, by a model that was trained here"),
+    "early-exit": (EARLY_EXIT, "a network that every picture leaves as soon as it is sure of it"),
     "difficulty": (DIFFICULTY, "how deep into a network a picture's class is settled, and why"),
     "faces": (FACES, "FaceNet: distance means identity; train on any folder of people, and use it", FACES_PATH),
 }

@@ -1,0 +1,1 @@
+"""linattn lab early-exit: train, sweep, report, predict."""

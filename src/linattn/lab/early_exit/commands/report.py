@@ -1,0 +1,75 @@
+"""linattn lab early-exit report: everything trained, measured and drawn."""
+
+import argparse
+from pathlib import Path
+
+from ..._commandline import command, describe, require, table, write_json
+from ._options import add_folder, add_give_up, add_training, bench_from
+
+HELP = """
+Trains what is not yet in FOLDER (the network with exits, the same without, narrower ones, a transformer with linear
+attention), chooses a rule and its tolerance on validation pictures, and measures on test pictures: accuracy, MACs and
+time over a sweep of tolerances of three rules, beside the networks without exits. One page, and figures for machines.
+
+examples:
+  linattn lab early-exit report
+  linattn lab early-exit report --html early-exit.html --picture early-exit.png --json early-exit.json
+  linattn lab early-exit report --data fashion --folder clothes
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    describe(parser, HELP)
+    add_folder(parser)
+    add_training(parser)
+    add_give_up(parser)
+    parser.add_argument(
+        "--static", type=int, nargs="*", default=[2, 4, 6], metavar="WIDTH", help="narrower networks (default 2 4 6)"
+    )
+    parser.add_argument("--no-transformer", action="store_true", help="leave the transformer out")
+    parser.add_argument("--no-depth", action="store_true", help="leave prediction depth out")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, default=Path("early-exit.html"), help="default %(default)s"
+    )
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="the curves alone, as a PNG")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures for machines")
+
+
+@command
+def run(args: argparse.Namespace) -> int:
+    require("matplotlib", "scipy", "sklearn", "tqdm", "tensorboard", "safetensors")
+    from .. import page
+    from ..macs import CONVENTION
+    from ..study import make_study
+    from ..training import write_choice
+
+    wide = [width for width in args.static if width >= args.width]
+    if wide:
+        raise ValueError(f"--static are narrower networks than --width {args.width}, got {wide[0]}.")
+    bench = bench_from(args)
+    study = make_study(
+        bench,
+        width=args.width,
+        layout=args.layout,
+        weights=args.weights,
+        narrower=args.static,
+        give_up=args.give_up,
+        with_transformer=not args.no_transformer,
+        with_depth=not args.no_depth,
+    )
+    write_choice(args.folder, study.curve.chosen.rule)
+    print(page.summary(study) + "\n")
+    print(table(page.comparison(study), " rrrr") + "\n")
+    print(table(page.exit_rows(study), " rrrr") + "\n")
+    for sentence in (page.depth_sentence(study), page.transformer_sentence(study), CONVENTION):
+        if sentence:
+            print(sentence)
+    page.write_page(study, args.html)
+    print(f"wrote {args.html}")
+    if args.picture:
+        page.save_picture(study, args.picture)
+        print(f"wrote {args.picture}")
+    if args.json:
+        write_json(args.json, study.figures())
+        print(f"wrote {args.json}")
+    return 0
