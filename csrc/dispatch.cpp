@@ -302,6 +302,7 @@ __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
 }
 
 EXPORT int64_t linattn_call_size() { return sizeof(Call); }
+EXPORT int64_t linattn_interface() { return INTERFACE; }
 EXPORT void linattn_use_threads(ParallelFor loop) { parallel_for.store(loop); }
 EXPORT const char* linattn_isa() { return pieces().name; }
 

@@ -11,6 +11,8 @@ import torch
 
 ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
+INTERFACE = 2  # of csrc/call.h
+OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
 
 def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
@@ -101,11 +103,14 @@ class Library:
             raise OSError("its library was not built when linattn was installed (a C++17 compiler is needed)")
         library = ctypes.CDLL(found[0])
         library.linattn_isa.restype = c_char_p
+        version = getattr(library, "linattn_interface", None)
+        if version is None or version() != INTERFACE:
+            raise ValueError(OTHER_VERSION)
         for structure, (size_of, names) in ENTRIES.items():
             size = getattr(library, f"linattn_{size_of}_size")
             size.restype = c_int64
             if size() != ctypes.sizeof(structure):
-                raise ValueError("its library is of another version of linattn: install linattn again")
+                raise ValueError(OTHER_VERSION)
             for name in names:
                 entry = getattr(library, f"linattn_{name}")
                 entry.argtypes, entry.restype = [POINTER(structure)], c_int32
