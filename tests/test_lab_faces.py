@@ -69,6 +69,17 @@ def test_miners_find_what_the_plain_one_finds(kind, margin):
     assert float(loss(vectors, labels)) == pytest.approx(sum(above) / len(above), rel=1e-6)
 
 
+def test_triplets_by_lot_count_those_without_a_loss_too():
+    labels = torch.arange(6).repeat_interleave(4)
+    apart = torch.eye(6)[labels]  # all triplets are right by more than the margin, except one person's
+    apart[:4] = torch.nn.functional.normalize(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
+    torch.manual_seed(0)
+    every = mining.TripletLoss("random")(apart, labels)
+    torch.manual_seed(0)
+    violating = mining.TripletLoss("random-violating")(apart, labels)
+    assert 0 < every < 0.8 * violating
+
+
 def test_random_triplets_are_triplets():
     labels = torch.arange(6).repeat_interleave(4)
     a, p, n = mining.TripletLoss("random").mine(unit_vectors(24, 4), labels)
@@ -391,7 +402,7 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     json.dumps(found, allow_nan=False)
     assert {"val_at_far_1e-2", "val_at_far_1e-3", "auc", "seeds", "harmonic", "mining", "baselines"} <= set(found)
     assert list(found["harmonic"]) == ["old_old", "new_old", "new_new"]
-    assert set(found["mining"]) == {"semihard", "hard", "all", "random"}
+    assert set(found["mining"]) == {"semihard", "hard", "all", "random", "random-violating"}
     assert set(found["ablations"]) == {"network", "dimension", "people in training", "image size"}
     assert found["bytes"]["128"]["auc"] == pytest.approx(found["bytes"]["512"]["auc"], abs=1e-3)
     assert found["core_minutes"] == len(study.jobs()) == len(set(study.jobs()))

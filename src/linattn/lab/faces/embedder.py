@@ -51,17 +51,6 @@ def whitening_of(
     return torch.linalg.cholesky(torch.linalg.inv(covariance)).float()
 
 
-class Whitened(nn.Module):
-    """A network and its whitening as one."""
-
-    def __init__(self, network: nn.Module, whitening: Tensor):
-        super().__init__()
-        self.network, self.whitening = network, whitening
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return normalize(self.network(pictures) @ self.whitening, dim=-1)
-
-
 class Embedder:
     """Turns pictures into unit vectors whose squared distance says whether they show one person.
 

@@ -14,6 +14,7 @@ from .embedder import Embedder, whitening_of
 from .evaluate import accuracy, best_threshold, pairs_of, val_at_far
 from .images import Pictures, read_folder, to_tensor
 from .recipe import Recipe, train
+from .sure import calibrate
 
 
 def read(photos: str) -> Pictures:
@@ -71,6 +72,7 @@ def learn(
         "held_out_people": count,
         "val_at_far_1e-2": val_at_far(pairs, 1e-2),
         "accuracy": accuracy(pairs, embedder.threshold),
+        "calibration": calibrate(pairs.distance[pairs.same], pairs.distance[~pairs.same]),
         "mining": recipe.mining,
         "steps": recipe.steps,
         "seed": seed,

@@ -1,7 +1,8 @@
 """Triplets: an anchor, another picture of the person (positive) and one of somebody else (negative), chosen in a batch.
 
-The loss is max(0, d(a, p) - d(a, n) + margin) with d the SQUARED distance of unit vectors, the mean over triplets above
-zero. Miners, loss and sampler are those of pytorch-metric-learning.
+The loss is max(0, d(a, p) - d(a, n) + margin) with d the SQUARED distance of unit vectors: the mean over triplets above
+zero where they are mined, and over all where they are drawn by lot, because leaving out the others is mining. Miners,
+loss and sampler are those of pytorch-metric-learning.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.miners import BatchEasyHardMiner, TripletMarginMiner
+from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.samplers import MPerClassSampler
 from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
 from torch import Tensor
@@ -21,6 +23,7 @@ KINDS = {
     "hard": "the nearest negative for every pair of anchor and positive",
     "all": "all that have a loss: d(a,n) <= d(a,p) + margin",
     "random": "one negative by lot for each of as many random pairs as there are of anchor and positive",
+    "random-violating": "those of them that have a loss",
 }
 Triplets = tuple[Tensor, Tensor, Tensor]
 
@@ -29,7 +32,7 @@ class TripletLoss:
     """Mean loss of the triplets that a kind of mining finds in a batch; zero (with a gradient) where it finds none.
 
     Args:
-        kind: semihard, hard, all or random; see KINDS.
+        kind: one of KINDS.
         margin: of squared distances.
     """
 
@@ -38,11 +41,12 @@ class TripletLoss:
             raise ValueError(f"no mining {kind!r}: there are {', '.join(KINDS)}.")
         self.kind, self.margin = kind, margin
         distance = LpDistance(normalize_embeddings=False, power=2)
-        self._loss = TripletMarginLoss(margin, distance=distance)
+        reducer = MeanReducer() if kind == "random" else None  # None: the mean over those above zero
+        self._loss = TripletMarginLoss(margin, distance=distance, reducer=reducer)
         self._miner = None
         if kind == "hard":
             self._miner = BatchEasyHardMiner(pos_strategy="all", neg_strategy="hard", distance=distance)
-        elif kind != "random":
+        elif not kind.startswith("random"):
             self._miner = TripletMarginMiner(margin, kind, distance=distance)
 
     def mine(self, vectors: Tensor, labels: Tensor) -> Triplets:

@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from ..data import orl_faces
 from ..data.orl import PEOPLE, PICTURES
 from ..trainer import read_tensors, write_tensors
-from .embedder import Embedder, Whitened, whitening_of
+from .embedder import Embedder, whitening_of
 from .evaluate import Pairs, pairs_of
 from .images import to_tensor
 from .recipe import Recipe, train
@@ -38,7 +38,7 @@ class Job:
         fold: people 10 fold to 10 fold + 9 are tested, of the others are trained.
         seed: of everything random.
         people: how many to train on; 0 is all.
-        old: trained first, frozen, and made comparable with (harmonic embeddings).
+        old: trained first, on every second of these people, frozen, and made comparable with (harmonic embeddings).
         jpeg: test pictures also after JPEG at the QUALITIES.
     """
 
@@ -72,7 +72,8 @@ def run_job(job: Job) -> dict[str, Tensor]:
     found = {}
     old = None
     if job.old is not None:
-        old = fit(job.old, images, labels, chosen, job.seed)
+        half = chosen & torch.isin(labels, torch.unique(labels[chosen])[::2])
+        old = fit(job.old, images, labels, half, job.seed)
         found["old"] = old.embed(tested)
     embedder = fit(job.recipe, images, labels, chosen, job.seed, old)
     found["vectors"] = embedder.embed(tested)
@@ -85,12 +86,11 @@ def run_job(job: Job) -> dict[str, Tensor]:
 def fit(
     recipe: Recipe, images: list[Image.Image], labels: Tensor, chosen: Tensor, seed: int, old: Embedder | None = None
 ) -> Embedder:
-    """Trains on the chosen pictures; beside an old embedder, in the space of its whitened vectors."""
+    """Trains on the chosen pictures; beside an old embedder, in its space and with its whitening."""
     spec = recipe.spec
     pictures = to_tensor([image for image, keep in zip(images, chosen.tolist()) if keep], spec.size, spec.channels)
     if old is not None:
-        before = Whitened(old.network, old.whitening).eval()
-        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=before)[0])
+        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=old.network)[0], old.whitening)
     network, _ = train(recipe, pictures, labels[chosen], seed)
     return Embedder(spec, network, whitening_of(network, pictures, labels[chosen], recipe.augmentation))
 

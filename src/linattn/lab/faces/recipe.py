@@ -15,6 +15,7 @@ from .mining import TripletLoss, balanced_order
 from .networks import NetworkSpec, build
 
 SCALE = 12.0  # of cosines in the classification
+BOND = 8.0  # weight of the squared distance between a new vector and the old one of the same picture
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ def train(
         pictures: (N, channels, height, width) from 0 to 1, of the size in the recipe.
         labels: (N,) people.
         held_out: pictures and labels of other people, whose triplet loss is shown.
-        old: a frozen network with vectors of the same length. Triplets then mix its vectors with the new ones (the
-            paper's harmonic triplet loss), and people are told apart by the means of their old vectors, so that old and
-            new vectors can be compared.
+        old: a frozen network of the same kind, where the new one begins. Triplets then mix its vectors with the new ones
+            (the paper's harmonic triplet loss), people are told apart by the means of their old vectors, and a new
+            vector is bound to the old one of its picture, so that old and new vectors can be compared.
         folder: for checkpoints and TensorBoard; a run that was stopped goes on from there.
     """
     torch.manual_seed(seed)
@@ -99,6 +100,7 @@ def train(
         labels = torch.cat([labels, labels + int(labels.max()) + 1])
     learner = Learner(build(recipe.spec), int(labels.max()) + 1, recipe.spec.dim)
     if old is not None:
+        learner.network.load_state_dict(old.state_dict())
         learner.people = nn.Parameter(_means(old, pictures, labels), requires_grad=False)
     config = recipe.config(seed)
     per_epoch = max(1, len(labels) // config.batch_size)
@@ -141,6 +143,7 @@ def make_loss(
             with torch.no_grad():
                 before = old(pictures)
             found = triplets(torch.cat([vectors, before]), labels.repeat(2))
+            found = found + BOND * (vectors - before).square().sum(-1).mean()
         if model.training and recipe.classes:
             found = found + recipe.classes * cross_entropy(SCALE * cosines, labels)
         return found, 1.0

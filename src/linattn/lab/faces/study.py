@@ -29,12 +29,12 @@ class Study:
         # The classification beside the triplets would hide what mining does: the paper's loss alone.
         half = variant(recipe, steps=max(1, recipe.steps // 2))
         bare = variant(half, classes=0.0)
-        several = {"semihard": min(2, seeds), "random": min(2, seeds), "hard": 1, "all": 1}
+        several = {"semihard": min(2, seeds), "random": min(2, seeds), "random-violating": 1, "hard": 1, "all": 1}
         self.mining = {
             kind: [over_folds(variant(bare, mining=kind), seed) for seed in range(count)]
             for kind, count in several.items()
         }
-        self.harmonic = over_folds(recipe, 0, old=variant(half, kind="tiny"))
+        self.harmonic = over_folds(variant(recipe, steps=max(1, recipe.steps * 2 // 3), lr=recipe.lr / 2), 0, old=half)
         self.ablations: dict[str, dict[str, list[Job]]] = {}
         if ablations:
             self.ablations = {

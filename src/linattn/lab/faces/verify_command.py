@@ -8,7 +8,7 @@ from .sources import add_model, add_threshold, load_embedder
 
 HELP = """
 Says whether two pictures show one person: the squared distance of their embeddings against the model's threshold (0 the
-same picture, 2 unrelated, 4 opposite), and how sure that is by the pairs of labelled pictures that
+same picture, 2 unrelated, 4 opposite), and how sure that is by the pairs of people that training held out, or of those that
 `linattn lab faces pairs PHOTOS --keep` has put into the model.
 
 examples:
