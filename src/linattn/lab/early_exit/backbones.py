@@ -85,12 +85,13 @@ class Patches(nn.Module):
         super().__init__()
         if side % patch:
             raise ValueError(f"patches of {patch} do not fill pictures of {side}: choose a divisor.")
-        self.patch = nn.Unfold(patch, stride=patch)
-        self.embed = nn.Linear(channels * patch * patch, dim)
+        # A convolution before the cut: edges are seen where they are, and not only within a patch.
+        self.edges = nn.Sequential(nn.Conv2d(channels, dim // 2, 3, padding=1), nn.BatchNorm2d(dim // 2), nn.GELU())
+        self.embed = nn.Conv2d(dim // 2, dim, patch, stride=patch)
         self.place = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.embed(self.patch(x).transpose(1, 2)) + self.place
+        return self.embed(self.edges(x)).flatten(2).transpose(1, 2) + self.place
 
 
 class MeanHead(nn.Sequential):

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,8 @@ class Bench:
     def transformer(self) -> EarlyExit:
         """A transformer with exits."""
         settings = {"classes": len(self.parts.classes), "channels": self.channels, "side": self.side}
-        model = self._obtain("transformer", transformer_exits, settings, WEIGHTS)
+        slower = replace(self.config, lr=self.config.lr / 3)  # than convolutions with norms bear
+        model = self._obtain("transformer", transformer_exits, settings, WEIGHTS, slower)
         assert isinstance(model, EarlyExit)
         return model
 
@@ -157,6 +158,7 @@ class Bench:
         make: Callable[..., nn.Module],
         settings: dict[str, Any],
         weights: Sequence[float] | None = None,
+        config: TrainConfig | None = None,
     ) -> nn.Module:
         if self.show:
             print(f"{name}: {self.folder / name}", file=sys.stderr)
@@ -166,7 +168,14 @@ class Bench:
             about["weights"] = list(weights)
             loss = exits_loss(weights)
         return obtain(
-            self.folder / name, make, settings, self.parts.train, self.config, loss=loss, about=about, show=self.show
+            self.folder / name,
+            make,
+            settings,
+            self.parts.train,
+            config or self.config,
+            loss=loss,
+            about=about,
+            show=self.show,
         )
 
 
