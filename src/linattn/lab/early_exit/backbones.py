@@ -95,10 +95,13 @@ class Patches(nn.Module):
 
 
 class MeanHead(nn.Sequential):
-    """The mean over tokens, normalised, to classes. (N, tokens, dim) -> (N, classes)."""
+    """The mean over tokens, normalised over the batch, to classes. (N, tokens, dim) -> (N, classes).
+
+    Means of many tokens are much alike: a norm over their channels would leave them so.
+    """
 
     def __init__(self, dim: int, classes: int):
-        super().__init__(nn.LayerNorm(dim), nn.Linear(dim, classes))
+        super().__init__(nn.BatchNorm1d(dim), nn.Linear(dim, classes))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.mean(1))

@@ -21,7 +21,7 @@ from .rules import Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
 DEFAULTS = TrainConfig(
-    steps=850, batch_size=64, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=425
+    steps=900, batch_size=64, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=425
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
 CHOICE = "choice.json"
@@ -51,7 +51,7 @@ class Pictures:
     train: int | None = None
     test: int | None = None
     validation: int = 3000
-    noise: float = 0.41
+    noise: float = 0.45
 
     def split(self) -> Split:
         whole = self._load()

@@ -38,8 +38,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         default=3000,
         help="training pictures kept to choose tolerances on (default %(default)s)",
     )
-    parser.add_argument("--noise", type=float, default=0.41, help="largest noise of the shapes (default %(default)s)")
-    parser.add_argument("--width", type=int, default=8, help="channels of the first stage (default %(default)s)")
+    parser.add_argument("--noise", type=float, default=0.45, help="largest noise of the shapes (default %(default)s)")
+    parser.add_argument("--width", type=int, default=16, help="channels of the first stage (default %(default)s)")
     parser.add_argument(
         "--layout",
         choices=list(LAYOUTS),

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_training(parser)
     add_give_up(parser)
     parser.add_argument(
-        "--static", type=int, nargs="*", default=[2, 4, 6], metavar="WIDTH", help="narrower networks (default 2 4 6)"
+        "--static", type=int, nargs="*", default=[4, 8], metavar="WIDTH", help="narrower networks (default 4 8)"
     )
     parser.add_argument("--no-transformer", action="store_true", help="leave the transformer out")
     parser.add_argument("--no-depth", action="store_true", help="leave prediction depth out")
