@@ -1,7 +1,7 @@
 """FaceNet: mining against a plain miner, the paper's networks by count, verification by hand, and training end to end."""
 
 import json
-import math
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from linattn.lab.faces.augment import Augmentation, augment
 from linattn.lab.faces.baselines import baselines
 from linattn.lab.faces.embedder import Embedder, whitening_of
 from linattn.lab.faces.networks import KINDS, NetworkSpec, build
+from linattn.lab.faces.quantise import from_bytes, to_bytes
 from linattn.lab.faces.recipe import Recipe, train
 from linattn.lab.faces.study import Study
 
@@ -227,13 +228,21 @@ def test_figures_are_those_of_scikit_learn_and_of_brute_force():
     assert evaluate.val_at_far(both, 0.05) == pytest.approx(evaluate.val_at_far(pairs, 0.05))
 
 
-def test_one_byte_a_number_is_enough_and_one_bit_keeps_signs():
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.01), (4, 0.15), (2, 0.5), (1, 0.65)])
+def test_fewer_bits_lose_more(bits, error):
     vectors = normalize(torch.randn(50, 128, generator=torch.Generator().manual_seed(0)), dim=-1).numpy()
-    short = protocol.quantised(vectors, 8)
-    assert len(np.unique(short)) <= 255
-    reach = 4 / math.sqrt(128)
-    assert np.abs(short - vectors.clip(-reach, reach)).max() < 0.51 * reach / 127
-    assert (np.sign(protocol.quantised(vectors, 1)) == np.sign(vectors)).all()
+    rows = to_bytes(vectors, bits)
+    assert rows.dtype == np.int8
+    assert len(np.unique(rows)) <= 2**bits
+    back = from_bytes(rows)
+    assert np.allclose(np.linalg.norm(back, axis=1), 1, atol=1e-6)
+    assert error / 2 < np.linalg.norm(back - vectors, axis=1).mean() < error
+    assert (back * vectors >= 0).all()
+
+
+def test_bits_of_embeddings_are_eight_or_fewer():
+    with pytest.raises(ValueError, match="bits must be 8, 4, 2 or 1, got 3"):
+        to_bytes(np.eye(4), 3)
 
 
 def test_baselines_know_only_the_training_people():
@@ -273,6 +282,9 @@ def test_pictures_of_any_kind_are_read_and_broken_ones_named(tmp_path):
     (tmp_path / "note.txt").write_text("not a picture")
     (tmp_path / ".hidden").write_text("")
     found = images.read_folder(tmp_path)
+    small = images.read_folder(tmp_path, (8, 16), 3)
+    assert {image.size for image in small.images} == {(16, 8)}
+    assert torch.equal(images.to_tensor(small.images, (8, 16), 3), images.to_tensor(found.images, (8, 16), 3))
     assert len(found) == 9
     assert {image.mode for image in found.images} == {"L", "RGB"}
     assert sorted(path.name for path, _ in found.broken) == ["broken.jpg", "note.txt"]
@@ -288,6 +300,21 @@ def test_pictures_of_any_kind_are_read_and_broken_ones_named(tmp_path):
         images.scan(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="does not exist"):
         images.open_image(tmp_path / "nowhere.jpg")
+
+
+@pytest.mark.parametrize("error", [TypeError("a"), struct.error("a"), IndexError("a"), Image.DecompressionBombError("a")])
+def test_whatever_pillow_raises_a_file_is_named_and_skipped(error, tmp_path, monkeypatch):
+    write_people(tmp_path, people=1, each=2)
+
+    def damaged(image):
+        if image.filename.endswith("1.png"):
+            raise error
+        return image
+
+    monkeypatch.setattr(images.ImageOps, "exif_transpose", damaged)
+    found = images.read_folder(tmp_path)
+    assert len(found) == 1
+    assert found.broken == [(tmp_path / "p0" / "1.png", "a")]
 
 
 def test_pictures_are_cut_from_the_middle():

@@ -149,18 +149,6 @@ def tested_pairs(results: dict[Job, dict[str, np.ndarray]], jobs: list[Job], par
     return [pairs_of(results[job][part], people_of(job.fold)) for job in jobs]
 
 
-def quantised(vectors: np.ndarray, bits: int) -> np.ndarray:
-    """Vectors as whole numbers of so many bits and back: 128 numbers of 8 bits are the paper's 128 bytes.
-
-    One scale for all vectors, about the best for numbers with a normal spread; the few beyond it are cut off.
-    """
-    if bits == 1:
-        return np.sign(vectors) / np.sqrt(vectors.shape[1])
-    top = 2 ** (bits - 1) - 1
-    scale = {8: 4.0, 4: 2.6, 2: 1.2}[bits] / np.sqrt(vectors.shape[1]) / top
-    return np.clip(np.round(vectors / scale), -top, top) * scale
-
-
 def variant(recipe: Recipe, **changes: Any) -> Recipe:
     """The recipe with changes; those of its network go by their own name."""
     spec = {name: changes.pop(name) for name in ("kind", "size", "dim") if name in changes}

@@ -6,7 +6,8 @@ import numpy as np
 
 from .evaluate import FARS, Pairs, cross_pairs, figures, interval, pairs_of
 from .networks import build
-from .protocol import QUALITIES, Job, over_folds, people_of, quantised, tested_pairs, variant
+from .protocol import QUALITIES, Job, over_folds, people_of, tested_pairs, variant
+from .quantise import from_bytes, to_bytes
 from .recipe import Recipe
 
 Results = dict[Job, dict[str, np.ndarray]]
@@ -95,7 +96,7 @@ class Study:
             folds = []
             for job in self.default[0]:
                 vectors = results[job]["vectors"]
-                folds.append(pairs_of(vectors if bits == 32 else quantised(vectors, bits), people_of(job.fold)))
+                folds.append(pairs_of(vectors if bits == 32 else from_bytes(to_bytes(vectors, bits)), people_of(job.fold)))
             found[str(self.recipe.spec.dim * bits // 8)] = figures(folds)
         return found
 
