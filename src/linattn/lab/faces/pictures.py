@@ -21,8 +21,8 @@ def draw(found: dict[str, Any], curves: dict[str, list[Pairs]], path: Path) -> N
 
 def make_figure(found: dict[str, Any], curves: dict[str, list[Pairs]]) -> Figure:
     """ROC of the default beside the baselines, and VAL@FAR over everything that was changed."""
-    panels = {"mining (triplets alone)": found["mining"], "bytes per embedding": found["bytes"]}
-    panels |= {"JPEG quality": found["jpeg"]} | found["ablations"]
+    panels = {f"mining, {found[name]['semihard']['steps']} steps": found[name] for name in ("mining", "mining_slow")}
+    panels |= {"bytes per embedding": found["bytes"], "JPEG quality": found["jpeg"]} | found["ablations"]
     figure = Figure(figsize=(15, 4 + 3.2 * int(np.ceil(len(panels) / 4))), layout="constrained")
     FigureCanvasAgg(figure)
     rows = int(np.ceil(len(panels) / 4))

@@ -20,12 +20,13 @@ from torch.nn.functional import normalize
 from ..data import orl_faces
 from ..data.orl import PEOPLE, PICTURES
 from ..trainer import read_tensors, write_tensors
-from .embedder import Embedder, whitening_of
+from .embedder import Embedder, harmonic_whitening_of, whitening_of
 from .evaluate import Pairs, pairs_of
 from .images import to_tensor
 from .recipe import Recipe, train
 
 FOLDS = 4
+VERSION = 2  # of what a recipe means: kept results of another one are not used
 QUALITIES = (10, 20, 50, 90)
 
 
@@ -38,7 +39,8 @@ class Job:
         fold: people 10 fold to 10 fold + 9 are tested, of the others are trained.
         seed: of everything random.
         people: how many to train on; 0 is all.
-        old: trained first, on every second of these people, frozen, and made comparable with (harmonic embeddings).
+        old: trained first, on every second of these people, without whitening, frozen, and made comparable with
+            (harmonic embeddings).
         jpeg: test pictures also after JPEG at the QUALITIES.
     """
 
@@ -51,7 +53,7 @@ class Job:
 
     def name(self) -> str:
         """The same for the same training, whatever computes it."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:20]
+        return hashlib.sha256(json.dumps([VERSION, asdict(self)], sort_keys=True).encode()).hexdigest()[:20]
 
 
 def run_job(job: Job) -> dict[str, Tensor]:
@@ -73,7 +75,7 @@ def run_job(job: Job) -> dict[str, Tensor]:
     old = None
     if job.old is not None:
         half = chosen & torch.isin(labels, torch.unique(labels[chosen])[::2])
-        old = fit(job.old, images, labels, half, job.seed)
+        old = Embedder(job.old.spec, fit(job.old, images, labels, half, job.seed).network)
         found["old"] = old.embed(tested)
     embedder = fit(job.recipe, images, labels, chosen, job.seed, old)
     found["vectors"] = embedder.embed(tested)
@@ -86,13 +88,16 @@ def run_job(job: Job) -> dict[str, Tensor]:
 def fit(
     recipe: Recipe, images: list[Image.Image], labels: Tensor, chosen: Tensor, seed: int, old: Embedder | None = None
 ) -> Embedder:
-    """Trains on the chosen pictures; beside an old embedder, in its space and with its whitening."""
+    """Trains on the chosen pictures; beside an old embedder, so that vectors of both can be compared."""
     spec = recipe.spec
     pictures = to_tensor([image for image, keep in zip(images, chosen.tolist()) if keep], spec.size, spec.channels)
-    if old is not None:
-        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=old.network)[0], old.whitening)
-    network, _ = train(recipe, pictures, labels[chosen], seed)
-    return Embedder(spec, network, whitening_of(network, pictures, labels[chosen], recipe.augmentation))
+    labels = labels[chosen]
+    network, _ = train(recipe, pictures, labels, seed, old=None if old is None else old.network)
+    if old is None:
+        whitening = whitening_of(network, pictures, labels, recipe.augmentation)
+    else:
+        whitening = harmonic_whitening_of(network, pictures, labels, recipe.augmentation)
+    return Embedder(spec, network, whitening)
 
 
 def compressed(image: Image.Image, quality: int) -> Image.Image:
