@@ -83,10 +83,10 @@ class TestCounts:
         model = transformer_exits(6, dim=32, heads=4, layers=2)
         found = exit_costs(model, torch.zeros(1, 1, 32, 32))
         tokens, heads, dim = 64, 4, 8
-        layer = tokens * (4 * 32 * 32 + 2 * 32 * 64) + heads * cost("elu", tokens, dim, dim).flops // 2
+        layer = tokens * (4 * 32 * 32 + 2 * 32 * 64 + 9 * 32) + heads * cost("elu", tokens, dim, dim).flops // 2
         assert found.exits[1] - found.exits[0] == layer + 32 * 6
-        patches = 32 * 32 * 9 * 16 + tokens * 4 * 4 * 16 * 32  # two convolutions
-        assert found.exits[0] == patches + layer + 32 * 6
+        stem = 32 * 32 * 9 * 8 + 16 * 16 * 9 * 8 * 16 + 8 * 8 * 9 * 16 * 32  # three convolutions
+        assert found.exits[0] == stem + layer + 32 * 6
 
 
 class TestRules:
@@ -197,9 +197,10 @@ class TestWrapper:
         assert len(found.exits.unique()) > 1
         torch.testing.assert_close(found.logits, logits[found.exits, torch.arange(30)], atol=1e-4, rtol=1e-4)
 
-    def test_patches_must_fill_the_picture(self):
-        with pytest.raises(ValueError, match="patches of 4 do not fill pictures of 30"):
-            transformer_exits(6, side=30)
+    @pytest.mark.parametrize(("side", "patch"), [(30, 4), (27, 3), (32, 1)])
+    def test_patches_must_fill_the_picture(self, side, patch):
+        with pytest.raises(ValueError, match=rf"power of 2 that divides the side {side} of the pictures, got {patch}"):
+            transformer_exits(6, side=side, patch=patch)
 
 
 class TestSweep:
@@ -277,6 +278,7 @@ def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
     folder, page, figures = (str(tmp_path / name) for name in ("nets", "page.html", "figures.json"))
     small = ["--folder", folder, "--train", "900", "--test", "128", "--validation", "200", "--steps", "12", "--quiet"]
     small += ["--width", "4", "--batch-size", "32", "--warmup", "2"]
+    few = ["--static", "2", "--transformer-steps", "12"]
     command = ["lab", "early-exit"]
     assert main([*command, "train", *small]) == 0
     assert "accuracy of the exits on validation pictures" in capsys.readouterr().out
@@ -290,8 +292,9 @@ def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
 
     output = ["--html", page, "--json", figures, "--picture", str(tmp_path / "curves.png")]
-    assert main([*command, "report", *small, "--static", "2", *output]) == 0
-    assert "multiply-adds of convolutions" in capsys.readouterr().out
+    assert main([*command, "report", *small, *few, *output]) == 0
+    said = capsys.readouterr().out
+    assert "multiply-adds of convolutions" in said
     found = json.loads((tmp_path / "figures.json").read_text())
     assert (found["macs_full_6000"], found["macs_course"]) == (3336213504000, 2305700339712)
     assert found["mac_ratio"] == pytest.approx(found["macs_full"] / found["chosen"]["macs"])
@@ -299,6 +302,11 @@ def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
     assert found["latency_ratio_batch1"] > 0
     assert found["latency_ratio_batch128"] > 0
     assert [s["width"] for s in found["static"]] == [2, 4]
+    transformer = found["transformer"]
+    assert transformer["mac_ratio"] == pytest.approx(transformer["macs_full"] / transformer["macs"])
+    assert transformer["latency_ratio_batch1"] > 0
+    assert f"transformer, early exit    {transformer['accuracy']:.4f}" in said
+    assert f"transformer, all layers    {transformer['full_accuracy']:.4f}" in said
     text = (tmp_path / "page.html").read_text()
     assert text.count("data:image/png;base64,") == 5
     assert "http" not in text
