@@ -16,7 +16,12 @@ from linattn.lab.early_exit.macs import ExitCosts, course_costs, course_totals, 
 from linattn.lab.early_exit.rules import RULES, confidence, entropy, make_rule
 from linattn.lab.early_exit.study import spearman, timed_points
 from linattn.lab.early_exit.sweep import all_logits, choose, point, sweep
+from linattn.lab.early_exit.training import Bench, Pictures, exits_loss, load_exits
 from linattn.lab.images.resnet import ResNet18
+from linattn.lab.images.sets import Part
+from linattn.lab.images.shapes import generate
+from linattn.lab.images.training import train
+from linattn.lab.trainer import TrainConfig
 from linattn.measure import cost
 
 
@@ -324,10 +329,46 @@ def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
     assert "width 4, not 2" in capsys.readouterr().err
 
 
-def test_the_trained_network_is_the_one_that_is_loaded(tmp_path):
-    from linattn.lab.early_exit.training import Bench, Pictures, load_exits
-    from linattn.lab.trainer import TrainConfig
+def test_a_transformer_with_linear_attention_learns_and_its_sequences_leave_early():
+    """Circles and triangles alone: two layers tell them apart within seconds."""
+    drawn = generate(3600, 0, noise=(0.0, 0.2))
+    two = np.flatnonzero((drawn.labels == 0) | (drawn.labels == 3))
+    images, labels = torch.from_numpy(drawn.images[two]), torch.from_numpy(drawn.labels[two] // 3)
+    torch.manual_seed(0)
+    model = transformer_exits(2, dim=32, heads=2, layers=2)
+    config = TrainConfig(steps=60, batch_size=32, lr=3e-3, warmup=10, weight_decay=0.05, validate_every=1000)
+    train(model, Part(images[:1000], labels[:1000]), config, loss=exits_loss((1.0, 1.0)), validation=0, show=False)
+    found = model.predict(images[1000:], Confidence(0.9))
+    right = (found.classes == labels[1000:]).double()
+    assert right.mean() > 0.9
+    assert 0.2 < (found.exits == 0).double().mean() < 1
+    with torch.no_grad():
+        full = (model.full(images[1000:]).argmax(-1) == labels[1000:]).double().mean()
+    assert right.mean() > full - 0.03
 
+
+def test_a_folder_of_few_pictures_can_be_learned(tmp_path, capsys):
+    from PIL import Image
+
+    drawn = generate(72)
+    for number, (image, label) in enumerate(zip(drawn.images[:, 0], drawn.labels)):
+        (tmp_path / "photos" / str(label % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 255).astype(np.uint8)).resize((50, 40)).save(
+            tmp_path / "photos" / str(label % 2) / f"{number}.png"
+        )
+    command = ["lab", "early-exit"]
+    folder = ["--folder", str(tmp_path / "nets")]
+    small = ["--data", str(tmp_path / "photos"), "--side", "16", "--steps", "3", "--width", "2", "--quiet"]
+    assert main([*command, "train", *folder, *small]) == 0
+    assert main([*command, "sweep", *folder]) == 0
+    capsys.readouterr()
+    assert main([*command, "predict", *folder, *map(str, (tmp_path / "photos" / "0").glob("*.png"))]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 36
+    assert main([*command, "report", *folder, *small, "--validation", "40"]) == 2
+    assert "of 58 training pictures 40 cannot be kept" in capsys.readouterr().err
+
+
+def test_the_trained_network_is_the_one_that_is_loaded(tmp_path):
     bench = Bench(tmp_path, Pictures("shapes", 700, 50, 100), TrainConfig(steps=3, batch_size=16, warmup=1), show=False)
     trained = bench.exits(2)
     model, pictures, _ = load_exits(tmp_path)

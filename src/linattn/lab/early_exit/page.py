@@ -119,8 +119,9 @@ def transformer_sentence(study: Study) -> str:
     faster = " and ".join(f"{study.transformer_latency_ratio(batch):.2f}" for batch in (1, 128))
     return (
         "The same wrapper on a transformer with linear attention, patches as tokens, an exit after every layer, every "
-        f"sequence by itself: {point_name(found.chosen)} gives {found.chosen.accuracy:.4f} with {found.mac_ratio:.2f} times fewer MACs "
-        f"than all layers ({found.full_accuracy:.4f}), {faster} times faster one by one and in batches of 128."
+        f"sequence by itself: {point_name(found.chosen)} gives {found.chosen.accuracy:.4f} with "
+        f"{found.mac_ratio:.2f} times fewer MACs than all layers ({found.full_accuracy:.4f}), "
+        f"{faster} times faster one by one and in batches of 128."
     )
 
 
