@@ -14,7 +14,7 @@ LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "conv": ("conv", ("stem", "layer1.0", "layer2.0")),
     "linear": ("linear", ("layer1.1", "layer2.1", "layer3.1")),
 }
-LAYERS = 4  # of the transformer
+LAYERS, PATCH = 4, 4  # of the transformer: how deep, and pixels across that a token covers
 POOLED = 4  # rows and columns that the convolutions of a head leave for its pool
 
 
@@ -140,7 +140,7 @@ def transformer_exits(
     *,
     channels: int = 1,
     side: int = 32,
-    patch: int = 4,
+    patch: int = PATCH,
     dim: int = 64,
     heads: int = 4,
     layers: int = LAYERS,

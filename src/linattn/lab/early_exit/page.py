@@ -70,9 +70,14 @@ def summary(study: Study) -> str:
         f"{point_name(chosen)}, chosen on validation pictures for an accuracy of {study.floor:.4f}: {chosen.accuracy:.4f} on "
         f"{len(study.test)} test pictures with {study.curve.mac_ratio:.2f} times fewer MACs than the network without exits, "
         f"{study.latency_ratio(1):.2f} times faster picture by picture and {study.latency_ratio(128):.2f} times in batches of "
-        f"128 (by the clock on the wall {wall}). Without leaving early: {full:.4f}, the better of the last exit "
-        f"({study.curve.full_accuracy:.4f}) and a network trained without exits ({study.full.accuracy:.4f})."
+        f"{largest_batch(study)} (by the clock on the wall {wall}). Without leaving early: {full:.4f}, the better of the "
+        f"last exit ({study.curve.full_accuracy:.4f}) and a network trained without exits ({study.full.accuracy:.4f})."
     )
+
+
+def largest_batch(study: Study) -> int:
+    """128, or all test pictures where there are fewer."""
+    return min(128, len(study.test))
 
 
 def comparison(study: Study) -> list[list[str]]:
@@ -84,7 +89,7 @@ def comparison(study: Study) -> list[list[str]]:
         found = study.transformer
         compared.append((WITH_EXITS, found.chosen.accuracy, found.chosen.macs))
         compared.append((ALL_LAYERS, found.full_accuracy, found.costs.full))
-    rows = [["", "accuracy", "MACs", "ms, batch 1", "ms a picture, batch 128"]]
+    rows = [["", "accuracy", "MACs", "ms, batch 1", f"ms a picture, batch {largest_batch(study)}"]]
     for name, accuracy, macs in compared:
         times = [f"{1e3 * study.times[batch][name].processor:.3f}" for batch in (1, 128)]
         rows.append([name, f"{accuracy:.4f}", f"{macs / 1e6:.2f} M", *times])
@@ -121,7 +126,7 @@ def transformer_sentence(study: Study) -> str:
         "The same wrapper on a transformer with linear attention, patches as tokens, an exit after every layer, every "
         f"sequence by itself: {point_name(found.chosen)} gives {found.chosen.accuracy:.4f} with "
         f"{found.mac_ratio:.2f} times fewer MACs than all layers ({found.full_accuracy:.4f}), "
-        f"{faster} times faster one by one and in batches of 128."
+        f"{faster} times faster one by one and in batches of {largest_batch(study)}."
     )
 
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..._commandline import command, describe, require, table, write_json
+from ..backbones import PATCH
 from ..training import TRANSFORMER
 from ._options import add_folder, add_give_up, add_training, bench_from
 
@@ -12,10 +13,12 @@ Trains what is not yet in FOLDER (the network with exits, the same without, narr
 attention), chooses a rule and its tolerance on validation pictures, and measures on test pictures: accuracy, MACs and
 time over a sweep of tolerances of three rules, beside the networks without exits. One page, and figures for machines.
 
+On shapes that takes about a quarter of an hour of one core; what is in FOLDER is used again.
+
 examples:
   linattn lab early-exit report
   linattn lab early-exit report --html early-exit.html --picture early-exit.png --json early-exit.json
-  linattn lab early-exit report --data fashion --folder clothes
+  linattn lab early-exit report --data photos/ --folder photos-exits --side 64
 """
 
 
@@ -52,6 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if args.transformer_steps < 0:
         raise ValueError(f"--transformer-steps must be 0 or more, got {args.transformer_steps}.")
     bench = bench_from(args)
+    if args.transformer_steps and bench.side % PATCH:
+        raise ValueError(
+            f"the transformer takes pictures whose side {PATCH} divides, got {bench.side}: "
+            "choose another --side, or --transformer-steps 0."
+        )
     study = make_study(
         bench,
         width=args.width,
