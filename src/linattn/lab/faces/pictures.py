@@ -70,6 +70,8 @@ def _panel(axis: Axes, name: str, settings: dict[str, dict[str, float]], legend:
         kinds = name.startswith(("mining", "network"))  # no order among them, so no line
         axis.plot(range(len(values)), values, "o" if kinds else "o-", color=colour, label=label)
     axis.set_xticks(range(len(settings)), list(settings))
+    if sum(map(len, settings)) > 40:  # names that would run into each other
+        axis.tick_params(axis="x", rotation=20)
     axis.set(title=name, ylim=(0, 1))
     axis.set_xlim(-0.4, len(settings) - 0.6)
     axis.grid(alpha=0.3)
