@@ -71,7 +71,7 @@ def _panel(axis: Axes, name: str, settings: dict[str, dict[str, float]], legend:
         axis.plot(range(len(values)), values, "o" if kinds else "o-", color=colour, label=label)
     axis.set_xticks(range(len(settings)), list(settings))
     if sum(map(len, settings)) > 40:  # names that would run into each other
-        axis.tick_params(axis="x", rotation=20)
+        axis.set_xticks(range(len(settings)), list(settings), rotation=20, ha="right", fontsize=9)
     axis.set(title=name, ylim=(0, 1))
     axis.set_xlim(-0.4, len(settings) - 0.6)
     axis.grid(alpha=0.3)
