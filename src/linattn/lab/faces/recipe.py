@@ -24,7 +24,7 @@ class Recipe:
 
     Args:
         spec: the network.
-        mining: semihard, hard, all or random triplets.
+        mining: how triplets are chosen, one of mining.KINDS.
         classes: weight of telling the training people apart by a linear layer (cosines); 0 is the paper's loss alone.
         mirror: mirror images count as pictures of further people, which doubles the people to learn from.
         steps, people, pictures: batches in all, people in a batch, pictures of each.
