@@ -14,7 +14,7 @@ from .embedder import Embedder, whitening_of
 from .evaluate import accuracy, best_threshold, pairs_of, val_at_far
 from .images import Pictures, fit, read_folder, to_tensor
 from .networks import NetworkSpec
-from .recipe import Recipe, train
+from .recipe import VERSION, Recipe, train
 from .sure import calibrate
 
 
@@ -83,5 +83,5 @@ def learn(
 
 def _name(recipe: Recipe, people: list[str], seed: int) -> str:
     """The same for a training that may go on where it was stopped."""
-    facts = [asdict(recipe), people, seed]
+    facts = [VERSION, asdict(recipe), people, seed]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]

@@ -23,10 +23,9 @@ from ..trainer import read_tensors, write_tensors
 from .embedder import Embedder, harmonic_whitening_of, whitening_of
 from .evaluate import Pairs, pairs_of
 from .images import to_tensor
-from .recipe import Recipe, train
+from .recipe import VERSION, Recipe, train
 
 FOLDS = 4
-VERSION = 2  # of what a recipe means: kept results of another one are not used
 QUALITIES = (10, 20, 50, 90)
 
 

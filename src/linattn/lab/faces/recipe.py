@@ -14,6 +14,7 @@ from .augment import Augmentation, augment
 from .mining import TripletLoss, balanced_order
 from .networks import NetworkSpec, build
 
+VERSION = 2  # of what a recipe means: trainings kept from another one are not used
 SCALE = 12.0  # of cosines in the classification
 BOND = 8.0  # weight of the squared distance between a new vector and the old one of the same picture
 
