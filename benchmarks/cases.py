@@ -171,19 +171,17 @@ def growth(longest: int, budget: float) -> tuple[list[Row], dict[int, float]]:
     """The exponent of time in N, two heads, causal, and the memory a call takes beside its inputs and its output."""
     kernel, heads = Positive(DIM, features=128), 2
     lengths = [n for n in (4096, 16384, 65536, 262144, 1048576) if n <= longest]
-    times, extra = {}, []
-    for length in lengths:
-        x = tokens(length, heads)
-        with torch.no_grad():
-            times[length] = seconds({"native": lambda x=x: attend(x, kernel, True)}, budget=budget)["native"]
-            peak = peak_memory(lambda x=x: attend(x, kernel, True))
-        if peak is not None:
-            extra.append(max(0.0, peak / 2**20 - heads * length * DIM * 4 / 2**20))
+    inputs = {length: tokens(length, heads) for length in lengths}
+    with torch.no_grad():
+        best = seconds({str(n): lambda x=x: attend(x, kernel, True) for n, x in inputs.items()}, budget=budget, least=5)
+        peak = peak_memory(lambda: attend(inputs[lengths[-1]], kernel, True))
+    times = {length: best[str(length)] for length in lengths}
     logs = [(math.log(n), math.log(t)) for n, t in times.items()]
     mean_n, mean_t = (sum(p[i] for p in logs) / len(logs) for i in range(2))
     slope = sum((n - mean_n) * (t - mean_t) for n, t in logs) / sum((n - mean_n) ** 2 for n, _ in logs)
     name = f"exponent of growth, {lengths[0]} to {lengths[-1]} tokens: distance from 1"
     rows = [Row(name, abs(slope - 1), "", 0.03, at_least=False)]
-    if extra:
-        rows.append(Row(f"peak extra memory at {lengths[-1]} tokens", extra[-1], "MiB", 64.0, at_least=False))
+    if peak is not None:
+        extra = max(0.0, peak / 2**20 - heads * lengths[-1] * DIM * 4 / 2**20)
+        rows.append(Row(f"peak extra memory at {lengths[-1]} tokens", extra, "MiB", 64.0, at_least=False))
     return rows, times
