@@ -194,13 +194,14 @@ class _Call:
         L, S = query.shape[-2], key.shape[-2]
         both = min(L, S)
         state = self._absorb(key, value, state, 0, S - both)
-        early, late = query.split([L - both, both], -2)
-        before = self.engine.read(self.kernel, early, state, scale=self.scale) if both < L else None
-        if before is not None:
+        before = None
+        if both < L:
+            early, query = query.split([L - both, both], -2)
+            before = self.engine.read(self.kernel, early, state, scale=self.scale)
             state = before[1]
         out, state = self.engine.causal(
             self.kernel,
-            late,
+            query,
             key[..., S - both :, :],
             value[..., S - both :, :],
             state,

@@ -132,20 +132,27 @@ def _causal_context(ctx: Any, inputs: Any, output: Any) -> None:
     query, key, value, _S, _Z, scale, _tokens, _guarded, mask, decay, log_weight, weights, ints, floats, _train = inputs
     out, S_new, Z_new, scale_new, tokens, guarded, marks = output
     ctx.ints, ctx.floats = ints, floats
+    ctx.set_materialize_grads(False)  # of `marks` too they would be made, which is large
     ctx.mark_non_differentiable(scale_new, tokens, guarded, marks)
     sums = (None, None) if decay is None else (S_new, Z_new)
     ctx.save_for_backward(query, key, value, scale, mask, decay, log_weight, out, marks, *sums, *weights)
 
 
-def _causal_grads(ctx: Any, grad_out: Tensor, grad_S: Tensor, grad_Z: Tensor, *_: Any) -> Any:
+def _causal_grads(ctx: Any, grad_out: Tensor | None, grad_S: Tensor | None, grad_Z: Tensor | None, *_: Any) -> Any:
     query, key, value, scale, mask, decay, log_weight, out, marks, S_new, Z_new, *weights = ctx.saved_tensors
+    sums = *key.shape[:2], ctx.ints[1]
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    if decay is not None or grad_S is not None or grad_Z is not None:
+        grad_S = _like(out, *sums, value.shape[3]).zero_() if grad_S is None else grad_S
+        grad_Z = _like(out, *sums).zero_() if grad_Z is None else grad_Z
     grads = causal_backward(
         query, key, value, mask, decay, log_weight, out, marks, grad_out, grad_S, grad_Z, weights, ctx.ints, ctx.floats
     )
     grad_query, grad_key, grad_value, grad_log, old_S, old_Z = grads
     factor = _incoming_factor(scale, ctx.ints[2])
     grad_decay = None
-    if decay is not None:
+    if decay is not None and grad_S is not None and grad_Z is not None:
         # Decay at t divides the weights of keys from t on, and multiplies the sums at the end.
         at_end = (grad_S * S_new).sum((-2, -1)) + (grad_Z * Z_new).sum(-1)
         grad_decay = at_end.double().unsqueeze(-1) - grad_log.double().flip(-1).cumsum(-1).flip(-1)
