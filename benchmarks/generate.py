@@ -103,13 +103,14 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--mean", type=int, help="hand its slots out again to this mean")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of exact, near/far and 'with recall'")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     context, rows = multiprocessing.get_context("spawn"), []
     about = machine()
     print(f"{args.model}: {args.tokens} tokens after {args.length}; torch {about['torch']}, {about['processor']}")
-    for name in choices(args):
+    for name in args.only or choices(args):
         results = context.SimpleQueue()
         process = context.Process(target=run, args=(name, args, results))
         process.start()

@@ -158,9 +158,10 @@ def test_8_bits_carry_no_gradient():
         attention(q, k, v, kernel=NearFar(**SMALL, recall=2, recall_bits=8), **CAUSAL)
 
 
-def test_state_saved_forked_and_selected(tmp_path):
+@pytest.mark.parametrize("bits", [32, 8])
+def test_state_saved_forked_and_selected(bits, tmp_path):
     q, k, v = tensors(200)
-    kernel = recalling([0, 2], slots=[8, 40])
+    kernel = recalling([0, 2], slots=[8, 40], recall_bits=bits)
     first, rest = ([x[:, :, :150] for x in (q, k, v)], [x[:, :, 150:] for x in (q, k, v)])
     _, state = attention(*first, kernel=kernel, return_state=True, **CAUSAL)
     expected = attention(*rest, kernel=kernel, state=state, **CAUSAL)

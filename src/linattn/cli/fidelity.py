@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for file in [*args.text, *([args.calibrate] if args.calibrate else [])]:
         if not Path(file).is_file():
             raise SystemExit(f"linattn fidelity: there is no file {file}.")
-    check_writable(args.json, args.html)
+    check_writable(args.json, args.html, f"{args.save}/budgets" if args.save else None)
     result = measure(args)
     print(as_text(result))
     if args.json:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +20,7 @@ from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse
 
 _PROBE = "linattn_probe"
 BESIDE_RECALL = (0, 32, 128)  # slots that are tried for heads with recall
-RECALL_FROM = (
-    0.005  # recall is tried for heads that lose more of their layer's output with the most of these slots alone
-)
+RECALL_FROM = 0.005  # the part of their layer's output that heads lose without it, from which on recall is tried
 
 # kernel, the kv heads to measure or None for all -> an error for each
 Measure = Callable[[NearFar, Sequence[int] | None], Tensor]
@@ -47,7 +46,7 @@ def calibrate(
     Args:
         model: a model that nothing is attached to.
         input_ids: (1, tokens) of a text.
-        kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used.
+        kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: the slots that what a recalling head keeps is counted as; if not given, the memory it takes for a text
             as long as this. Less gives recall to more heads.
@@ -57,7 +56,9 @@ def calibrate(
         raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
-    near_far = kernel or NearFar()
+    if save is not None:  # a folder that cannot be made fails before the work
+        Path(save).mkdir(parents=True, exist_ok=True)
+    near_far = kernel or NearFar(recall_bits=8)
     ids = repeating(input_ids)
     modules = [module for _, module in _measured(model)]
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
