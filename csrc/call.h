@@ -5,7 +5,7 @@
 #include "nearfar_call.h"
 
 // Rises with every change of an entry point or of what one is handed; library.py must expect the same number.
-constexpr int64_t INTERFACE = 2;
+constexpr int64_t INTERFACE = 3;
 
 enum Map : int32_t { MAP_EXP, MAP_TRIG, MAP_IDENTITY, MAP_ELU, MAP_RELU, MAP_QUADRATIC };
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16 };
@@ -30,8 +30,8 @@ struct Call {
   int64_t query_stride[3], key_stride[3], value_stride[3];
   const uint8_t* mask;                     // (B, T), 1 = visible
   const double *log_decay, *log_weight;    // (B, H, T), natural
-  const float *S, *Z, *scale;              // incoming sums: (B, H, r, M), (B, H, r), (B, H)
-  const int64_t *tokens, *guarded;         // (B, H)
+  const float *S, *Z, *scale;              // incoming sums: (B, H, r, M), (B, H, r), (B, H); null: no token was seen
+  const int64_t *tokens, *guarded;         // (B, H); null counts as 0
   float *S_new, *Z_new, *scale_new;
   int64_t *tokens_new, *guarded_new;
   float* out;    // (B, Hq, L, M)
@@ -52,7 +52,7 @@ struct Pieces {
   void (*clear_sums)(const Call&, float* sums);
   void (*merge_sums)(const Call&, float* into, const float* later, double log2_decay);
   int32_t (*absorb)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums);
-  int32_t (*read)(const Call&, int64_t head, int64_t begin, int64_t end, const float* sums, int64_t* guarded);
+  int32_t (*read)(const Call&, int64_t head, int64_t begin, int64_t end, int64_t* guarded);
   int32_t (*causal)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums, int64_t* guarded, int64_t seen);
   int32_t (*step)(const Call&, int64_t head, int64_t count);  // heads of one batch entry
   void (*absorb_backward)(const Call&, int64_t head, int64_t begin, int64_t end);

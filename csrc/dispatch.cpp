@@ -47,15 +47,21 @@ int64_t bound(int64_t tokens, int64_t part, int64_t parts, int64_t unit) {
   return at < tokens ? at : tokens;
 }
 
+// Room for the sums of `count` heads or stretches.
 struct Space {
   int64_t size;
-  std::vector<float> floats;
-  Space(const Call& c, int64_t count) : size((pieces().sums_size(c) + 15) / 16 * 16), floats(size_t(size * count + 16)) {}
-  float* operator[](int64_t i) {
-    const uintptr_t at = (reinterpret_cast<uintptr_t>(floats.data()) + 63) / 64 * 64;
-    return reinterpret_cast<float*>(at) + i * size;
+  std::unique_ptr<float, decltype(&std::free)> floats;
+  Space(const Call& c, int64_t count)
+      : size((pieces().sums_size(c) + 15) / 16 * 16),
+        floats(static_cast<float*>(std::aligned_alloc(64, size_t(size * count * 4 + 64))), &std::free) {
+    if (!floats) throw std::bad_alloc();
   }
+  void clear(int64_t i) { std::memset((*this)[i], 0, size_t(size) * 4); }
+  float* operator[](int64_t i) { return floats.get() + i * size; }
 };
+
+int64_t tokens_before(const Call& c, int64_t head) { return c.tokens ? c.tokens[head] : 0; }
+int64_t guarded_before(const Call& c, int64_t head) { return c.guarded ? c.guarded[head] : 0; }
 
 int64_t visible(const Call& c, int64_t head, int64_t begin, int64_t end) {
   if (!c.mask) return end - begin;
@@ -96,11 +102,12 @@ int32_t absorb(const Call& c) {
       p.load_sums(c, head, space[i]);
     }
     flags |= p.absorb(c, head, bound(c.keys, part, parts, unit), bound(c.keys, part + 1, parts, unit), space[i]);
+    if (parts == 1) flags |= p.store_sums(c, head, space[i]);
   });
   for (int64_t head = 0; head < heads; ++head) {
     for (int64_t part = 1; part < parts; ++part) p.merge_sums(c, space[head * parts], space[head * parts + part], 0);
-    flags |= p.store_sums(c, head, space[head * parts]);
-    c.tokens_new[head] = c.tokens[head] + visible(c, head, 0, c.keys);
+    if (parts > 1) flags |= p.store_sums(c, head, space[head * parts]);
+    c.tokens_new[head] = tokens_before(c, head) + visible(c, head, 0, c.keys);
   }
   return flags;
 }
@@ -111,7 +118,7 @@ void use_large_pages(float* at, int64_t floats) {
   constexpr uintptr_t LARGE = 2 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(at) + LARGE - 1) / LARGE * LARGE;
   const uintptr_t end = reinterpret_cast<uintptr_t>(at + floats) / LARGE * LARGE;
-  if (end >= begin + 4 * LARGE) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
 
@@ -120,14 +127,12 @@ int32_t read(const Call& c) {
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
   const int64_t parts = stretches(heads, rows, c.threads, unit);
-  Space space(c, heads);
   std::vector<int64_t> small(size_t(heads * parts));
   std::atomic<int32_t> flags{OK};
-  for (int64_t head = 0; head < heads; ++head) p.load_sums(c, head, space[head]);
   run(heads * parts, c.threads, [&](int64_t i) {
     const int64_t head = i / parts, part = i % parts;
     const int64_t begin = bound(rows, part, parts, unit), end = bound(rows, part + 1, parts, unit);
-    flags |= p.read(c, head, begin, end, space[head], &small[size_t(i)]);
+    flags |= p.read(c, head, begin, end, &small[size_t(i)]);
   });
   for (int64_t head = 0; head < heads; ++head) {
     c.guarded_new[head] = c.guarded[head];
@@ -169,7 +174,7 @@ int32_t causal(const Call& c) {
   const Pieces& p = pieces();
   const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
   std::atomic<int32_t> flags{OK};
-  if (c.keys == 1 && !c.marks) return step(c);
+  if (c.keys == 1 && !c.marks && c.S) return step(c);
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
@@ -184,7 +189,7 @@ int32_t causal(const Call& c) {
   }
   for (int64_t head = 0; head < heads; ++head) {
     p.load_sums(c, head, space[head * parts]);
-    seen[size_t(head * parts)] = c.tokens[head];
+    seen[size_t(head * parts)] = tokens_before(c, head);
     if (parts == 1) continue;
     Space running(c, 1);
     std::memcpy(running[0], space[head * parts], size_t(space.size) * 4);
@@ -199,11 +204,11 @@ int32_t causal(const Call& c) {
     const int64_t head = i / parts, part = i % parts;
     const int64_t begin = bound(c.keys, part, parts, unit), end = bound(c.keys, part + 1, parts, unit);
     flags |= p.causal(c, head, begin, end, space[i], &small[size_t(i)], seen[size_t(i)]);
+    if (part == parts - 1) flags |= p.store_sums(c, head, space[i]);
   });
   for (int64_t head = 0; head < heads; ++head) {
-    flags |= p.store_sums(c, head, space[head * parts + parts - 1]);
-    c.tokens_new[head] = c.tokens[head] + visible(c, head, 0, c.keys);
-    c.guarded_new[head] = c.guarded[head];
+    c.tokens_new[head] = tokens_before(c, head) + visible(c, head, 0, c.keys);
+    c.guarded_new[head] = guarded_before(c, head);
     for (int64_t part = 0; part < parts; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
   }
   return flags;
@@ -212,6 +217,8 @@ int32_t causal(const Call& c) {
 int32_t absorb_backward(const Call& c) {
   const Pieces& p = pieces();
   const int64_t heads = c.batch * c.kv_heads, unit = 240, parts = stretches(heads, c.keys, c.threads, unit);
+  use_large_pages(c.grad_key, heads * c.keys * c.dim);
+  use_large_pages(c.grad_value, heads * c.keys * c.value_dim);
   run(heads * parts, c.threads, [&](int64_t i) {
     const int64_t part = i % parts;
     p.absorb_backward(c, i / parts, bound(c.keys, part, parts, unit), bound(c.keys, part + 1, parts, unit));
@@ -229,8 +236,10 @@ int32_t read_backward(const Call& c) {
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 240;
   const int64_t parts = stretches(heads, rows, c.threads, unit);
   Space space(c, heads * parts);
+  use_large_pages(c.grad_query, heads * rows * c.dim);
   run(heads * parts, c.threads, [&](int64_t i) {
     const int64_t head = i / parts, part = i % parts;
+    space.clear(i);
     p.read_backward(c, head, bound(rows, part, parts, unit), bound(rows, part + 1, parts, unit), space[i]);
   });
   for (int64_t head = 0; head < heads; ++head) {
@@ -244,6 +253,9 @@ int32_t causal_backward(const Call& c) {
   const Pieces& p = pieces();
   const int64_t heads = c.batch * c.kv_heads, parts = stretches(heads, c.keys, c.threads, c.segment);
   Space space(c, heads * parts);
+  use_large_pages(c.grad_query, c.batch * c.heads * c.queries * c.dim);
+  use_large_pages(c.grad_key, heads * c.keys * c.dim);
+  use_large_pages(c.grad_value, heads * c.keys * c.value_dim);
   if (parts == 1) {
     run(heads, c.threads, [&](int64_t head) {
       p.load_grad(c, head, space[head]);
@@ -259,6 +271,7 @@ int32_t causal_backward(const Call& c) {
     p.causal_backward(c, i / parts, begin, end, what, space[i]);
   };
   run(heads * parts, c.threads, [&](int64_t i) {
+    space.clear(i);
     *reinterpret_cast<double*>(space[i]) = 1;
     stretch(i, 1);
   });

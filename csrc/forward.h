@@ -15,17 +15,29 @@ INLINE float* take(float*& at, int64_t floats) {
   return p;
 }
 
+void want_keys(const Call& c, int64_t head, int64_t t, int64_t n, Ahead& ahead) {
+  const int64_t b = head / c.kv_heads, h = head % c.kv_heads, size = c.dtype == FLOAT32 ? 4 : 2;
+  ahead.want(token(c, c.key, c.key_stride, b, h, t), c.dim * size, c.key_stride[2] * size, n);
+  ahead.want(token(c, c.value, c.value_stride, b, h, t), c.value_dim * size, c.value_stride[2] * size, n);
+}
+
+void want_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, Ahead& ahead) {
+  const int64_t size = c.dtype == FLOAT32 ? 4 : 2;
+  ahead.want(token(c, c.query, c.query_stride, b, head, t), c.dim * size, c.query_stride[2] * size, n);
+}
+
 // S += phi' v, Z += phi.
-void add_keys(const Call& c, const Keys& k, Sums sums) {
+void add_keys(const Call& c, const Keys& k, Sums sums, Ahead* ahead) {
   const int64_t ld = lead(c.features);
   const Operand o{k.phi, 1, ld, k.v.at, k.v.ld, k.n};
-  product(c.features, round_up(c.value_dim, VL), &o, 1, Store<true>{sums.S, wide(c.value_dim)});
+  product(c.features, round_up(c.value_dim, VL), &o, 1, Store<true>{sums.S, wide(c.value_dim)}, ahead);
   add_rows(k.phi, ld, k.n, c.features, nullptr, sums.Z);
 }
 
 // Features of n queries, each row near 1 in size: its scale cancels in the division.
 struct QuerySpace {
   float *x, *offset, *tops, *work;
+  Ahead* ahead = nullptr;
 };
 
 INLINE int64_t query_floats(const Call& c, int64_t n) { return n * (wide(c.dim) + 2) + 32 + map_work(c, n); }
@@ -50,13 +62,13 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, cons
     square_sums(x, n, c.dim, s.offset);
     for (int64_t i = 0; i < n; ++i) s.offset[i] = spread * __builtin_sqrtf(s.offset[i]);
   }
-  features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
+  features(c, x, n, s.offset, phi, s.tops, s.work, z, dots, s.ahead);
   if (c.map != MAP_EXP) return x;
   bool fits = true;
   for (int64_t i = 0; i < n; ++i) fits &= s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST;
   if (!fits) {  // the guess from the norm was poor: take the largest exponent itself
     for (int64_t i = 0; i < n; ++i) s.offset[i] = finite(s.tops[i]) ? s.offset[i] - s.tops[i] : s.offset[i];
-    features(c, x, n, s.offset, phi, s.tops, s.work, z, dots);
+    features(c, x, n, s.offset, phi, s.tops, s.work, z, dots, s.ahead);
   }
   return x;
 }
@@ -117,12 +129,13 @@ int64_t invert(float* den, int64_t n, int64_t from, int32_t& flags) {
   return small;
 }
 
-void write_rows(const Call& c, int64_t n, const Operand* o, int count, const float* inverse, float* out, float* space) {
+void write_rows(const Call& c, int64_t n, const Operand* o, int count, const float* inverse, float* out, float* space,
+                Ahead* ahead) {
   const int64_t M = c.value_dim;
   if (M % VL == 0) {
-    product(n, M, o, count, Divide{out, M, inverse});
+    product(n, M, o, count, Divide{out, M, inverse}, ahead);
   } else {
-    product(n, round_up(M, VL), o, count, Divide{space, wide(M), inverse});
+    product(n, round_up(M, VL), o, count, Divide{space, wide(M), inverse}, ahead);
     copy_out(space, wide(M), n, M, out);
   }
 }
@@ -132,31 +145,46 @@ int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features);
   float* space = scratch(n * ld + key_floats(c, n) + 64);
   float* phi = take(space, n * ld);
-  const KeySpace keys = key_space(c, n, space, phi);
+  KeySpace keys = key_space(c, n, space, phi);
+  Ahead ahead;
+  keys.ahead = &ahead;
   for (int64_t t = begin; t < end; t += n) {
+    ahead.clear();
+    want_keys(c, head, t + n, imin(n, end - t - n), ahead);
     const Keys k = take_keys(c, head, t, imin(n, end - t), sums, false, keys);
-    add_keys(c, k, sums);
+    add_keys(c, k, sums, &ahead);
   }
   return OK;
 }
 
 // Queries [begin, end) of the query heads of a kv head, counted head by head: row = group * L + token.
-int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, const float* at, int64_t* guarded) {
-  const Sums sums = view(c, const_cast<float*>(at));
+int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* guarded) {
   const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
   const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features), M = c.value_dim;
-  float* space = scratch(n * (ld + wide(M) + 1) + query_floats(c, n) + 128);
+  float* space = scratch(sums_floats(c) + n * (ld + wide(M) + 1) + query_floats(c, n) + 128);
+  float* copy = take(space, sums_floats(c));
+  const float *S = c.S + head * c.features * M, *Z = c.Z + head * c.features;
+  if (!same_layout(c) || read_level(c.scale[head]) == EMPTY) {
+    load_sums(c, head, copy);
+    S = view(c, copy).S, Z = view(c, copy).Z;
+  }
   float* phi = take(space, n * ld);
   float* spill = take(space, n * wide(M));
   float* den = take(space, n);
-  const QuerySpace queries = query_space(c, n, space);
+  QuerySpace queries = query_space(c, n, space);
+  Ahead ahead;
+  queries.ahead = &ahead;
   int32_t flags = OK;
   for (int64_t row = begin; row < end;) {
     const int64_t g = row / c.queries, t = row % c.queries, m = imin(n, imin(end - row, c.queries - t));
-    take_queries(c, b, first + g, t, m, queries, phi, sums.Z, den);
+    float* out = c.out + ((b * c.heads + first + g) * c.queries + t) * M;
+    ahead.clear();
+    ahead.want(out, M * 4, M * 4, m);
+    want_queries(c, b, first + g, t + m, imin(n, imin(end - row, c.queries - t) - m), ahead);
+    take_queries(c, b, first + g, t, m, queries, phi, Z, den);
     *guarded += invert(den, m, 0, flags);
-    const Operand o{phi, ld, 1, sums.S, wide(M), c.features};
-    write_rows(c, m, &o, 1, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill);
+    const Operand o{phi, ld, 1, S, wide(M), c.features};
+    write_rows(c, m, &o, 1, den, out, spill, &ahead);
     row += m;
   }
   return flags;
@@ -188,8 +216,10 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   float* spill = take(space, BLOCK * wide(M));
   float* total = take(space, BLOCK * VL);
   float* den = take(space, BLOCK);
-  const KeySpace keys = key_space(c, BLOCK, take(space, key_floats(c, BLOCK)), phi_k);
-  const QuerySpace queries = query_space(c, BLOCK, space);
+  KeySpace keys = key_space(c, BLOCK, take(space, key_floats(c, BLOCK)), phi_k);
+  QuerySpace queries = query_space(c, BLOCK, space);
+  Ahead ahead;
+  keys.ahead = queries.ahead = &ahead;
   int32_t flags = OK;
   for (int64_t t = begin; t < end;) {
     if (guarded && c.marks && t % c.segment == 0) {
@@ -197,8 +227,13 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
       pack(c, sums, to, to + r * M);
       to[mark - 1] = float(*sums.level);
     }
-    const bool empty = seen == 0 && c.tokens && c.tokens[head] == 0 && t == begin;
-    const Keys k = take_keys(c, head, t, imin(BLOCK - t % BLOCK, end - t), sums, true, keys);
+    const bool empty = seen == 0 && !(c.tokens && c.tokens[head]) && t == begin;
+    ahead.clear();
+    const int64_t next = imin(end, t - t % BLOCK + BLOCK), following = imin(BLOCK, end - next);
+    if (guarded) ahead.want(c.out + ((b * c.heads + first) * c.queries + t) * M, M * 4, M * 4, next - t);
+    want_keys(c, head, next, following, ahead);
+    if (guarded) want_queries(c, b, first, next, following, ahead);
+    const Keys k = take_keys(c, head, t, next - t, sums, true, keys);
     int64_t visible_from;
     const int64_t visible = count_visible(c, b, t, k.n, visible_from);
     if (guarded) {
@@ -207,15 +242,16 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
       for (int64_t g = 0; g < groups; ++g) {
         take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den);
         const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};
-        product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, true);
+        product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, &ahead, true);
         add_totals(total, k.n, den);
         *guarded += invert(den, k.n, seen ? 0 : visible_from, flags);
         const Operand parts[2] = {{scores, LD_SCORES, 1, k.v.at, k.v.ld, k.n, UP_TO_ROW},
                                   {phi_q, ld, 1, sums.S, wide(M), r}};
-        write_rows(c, k.n, parts, empty ? 1 : 2, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill);
+        write_rows(c, k.n, parts, empty ? 1 : 2, den, c.out + ((b * c.heads + first + g) * c.queries + t) * M, spill,
+                   &ahead);
       }
     }
-    add_keys(c, k, sums);
+    add_keys(c, k, sums, &ahead);
     if (c.scaled) *sums.level += k.log2_decay;
     seen += visible;
     t += k.n;

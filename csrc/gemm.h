@@ -1,7 +1,7 @@
 // Products of small matrices in cache: register tiles of MR rows by NR vectors, with what happens to a finished tile
 // (exp, masks, row sums, division) done while it is still in registers.
 #pragma once
-#include "simd.h"
+#include "ahead.h"
 
 namespace {
 
@@ -16,52 +16,78 @@ struct Operand {
   Range range = WHOLE;
 };
 
-template <int R, int W>
-INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W]) {
-  int64_t first = o.range == FROM_ROW ? i0 : 0;
-  int64_t last = o.range == UP_TO_ROW ? imin(o.k, i0 + R) : o.k;
-  const float* a = o.a + i0 * o.row + first * o.col;
-  const float* b = o.b + first * o.ldb + j0;
-  const int64_t row = o.row, col = o.col, ldb = o.ldb;
-#pragma GCC unroll 2
-  for (int64_t k = first; k < last; ++k) {
-    vec right[W];
-#pragma GCC unroll 4
-    for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
-#pragma GCC unroll 6
-    for (int i = 0; i < R; ++i) {
-      vec left = splat(a[i * row]);
-#pragma GCC unroll 4
-      for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
-    }
-    a += col;
-    b += ldb;
+// Lines of memory to ask for, one in every STEP steps along k: at once they would hold up the loads of the product. The
+// last one is asked for again and again when there are no more.
+constexpr int64_t STEP = 4;
+
+struct Lines {
+  const char *at[Ahead::MOST], **next, **last;
+  INLINE Lines(Ahead* ahead, int64_t steps, const float* any) {
+    const int wanted = ahead ? ahead->next(at, int(imin(steps / STEP, Ahead::MOST))) : 0;
+    if (!wanted) at[0] = reinterpret_cast<const char*>(any);
+    next = at;
+    last = at + (wanted ? wanted - 1 : 0);
   }
+};
+
+template <int R, int W>
+INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W], Lines& lines) {
+  const int64_t first = o.range == FROM_ROW ? i0 : 0;
+  const int64_t last = o.range == UP_TO_ROW ? imin(o.k, i0 + R) : o.k;
+  const int64_t row = o.row, col = o.col, ldb = o.ldb;
+  const float* a = o.a + i0 * row + first * col;
+  const float* b = o.b + first * ldb + j0;
+  const float* lower = R > 3 ? a + 3 * row : a;  // from two pointers, the CPU's own addressing reaches every row
+  const char **next = lines.next, **end = lines.last;
+  for (int64_t k = first; k < last;) {
+    __builtin_prefetch(*next, 0, 2);
+    next += next < end;
+    const int64_t until = imin(k + STEP, last);
+#pragma GCC unroll 2
+    for (; k < until; ++k) {
+      vec right[W];
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
+#pragma GCC unroll 6
+      for (int i = 0; i < R; ++i) {
+        const vec left = splat(i < 3 ? a[i * row] : lower[(i - 3) * row]);
+#pragma GCC unroll 4
+        for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
+      }
+      a += col;
+      lower += col;
+      b += ldb;
+    }
+  }
+  lines.next = next;
 }
 
 template <int R, int W, class End>
-__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& end) {
+__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& end, Ahead* ahead) {
   vec acc[R][W];
 #pragma GCC unroll 6
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
   }
-  for (int n = 0; n < count; ++n) multiply<R, W>(o[n], i0, j0, acc);
+  int64_t steps = 0;
+  for (int n = 0; n < count; ++n) steps += o[n].range == WHOLE ? o[n].k : 0;
+  Lines lines(ahead, steps, o[0].a);
+  for (int n = 0; n < count; ++n) multiply<R, W>(o[n], i0, j0, acc, lines);
 #pragma GCC unroll 6
   for (int i = 0; i < R; ++i) end.template finish<W>(i0 + i, j0, acc[i]);
 }
 
 template <int W, class End>
-void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const End& end) {
+void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const End& end, Ahead* ahead) {
   switch (rows) {
-    case 1: return tile<1, W>(o, count, i0, j0, end);
-    case 2: return tile<2, W>(o, count, i0, j0, end);
-    case 3: return tile<3, W>(o, count, i0, j0, end);
-    case 4: return tile<4, W>(o, count, i0, j0, end);
+    case 1: return tile<1, W>(o, count, i0, j0, end, ahead);
+    case 2: return tile<2, W>(o, count, i0, j0, end, ahead);
+    case 3: return tile<3, W>(o, count, i0, j0, end, ahead);
+    case 4: return tile<4, W>(o, count, i0, j0, end, ahead);
 #if defined(__AVX2__) || defined(__AVX512F__)
-    case 5: return tile<5, W>(o, count, i0, j0, end);
-    case 6: return tile<6, W>(o, count, i0, j0, end);
+    case 5: return tile<5, W>(o, count, i0, j0, end, ahead);
+    case 6: return tile<6, W>(o, count, i0, j0, end, ahead);
 #endif
   }
 }
@@ -70,7 +96,8 @@ void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const 
 // With `lower`, tiles right of the diagonal, which starts `right` columns from the left, are skipped: `end` must not
 // need them.
 template <class End>
-void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, bool lower = false, int64_t right = 0) {
+void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, Ahead* ahead = nullptr, bool lower = false,
+             int64_t right = 0) {
   const int64_t steps = (m + MR - 1) / MR;
   for (int64_t j0 = 0; j0 < n; j0 += NR * VL) {
     const int64_t width = imin(NR, (n - j0) / VL);
@@ -82,11 +109,11 @@ void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, 
         w = imin(w, (i1 + right - j0 + VL - 1) / VL);
       }
       switch (w) {
-        case 1: tiles<1>(int(i1 - i0), o, count, i0, j0, end); break;
-        case 2: tiles<2>(int(i1 - i0), o, count, i0, j0, end); break;
+        case 1: tiles<1>(int(i1 - i0), o, count, i0, j0, end, ahead); break;
+        case 2: tiles<2>(int(i1 - i0), o, count, i0, j0, end, ahead); break;
 #if defined(__AVX512F__)
-        case 3: tiles<3>(int(i1 - i0), o, count, i0, j0, end); break;
-        case 4: tiles<4>(int(i1 - i0), o, count, i0, j0, end); break;
+        case 3: tiles<3>(int(i1 - i0), o, count, i0, j0, end, ahead); break;
+        case 4: tiles<4>(int(i1 - i0), o, count, i0, j0, end, ahead); break;
 #endif
       }
     }

@@ -21,6 +21,7 @@ struct Keys {
 struct KeySpace {
   float *x, *v, *offset, *tops, *phi, *work;
   double* weight;
+  Ahead* ahead = nullptr;
 };
 
 INLINE int64_t key_floats(const Call& c, int64_t n) {
@@ -78,7 +79,7 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   for (int attempt = 0; attempt < 4; ++attempt) {
     const double above = k.any ? level + raised : 0;
     for (int64_t i = 0; i < n; ++i) k.offset[i] = fmax2(float(space.weight[i] - above), HIDDEN);
-    features(c, k.x, n, k.offset, k.phi, space.tops, space.work);
+    features(c, k.x, n, k.offset, k.phi, space.tops, space.work, nullptr, nullptr, space.ahead);
     if (!c.scaled || !k.any) break;
     int64_t high = n;
     float highest = HIDDEN;

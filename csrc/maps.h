@@ -87,15 +87,15 @@ void quadratic_row(const Call& c, const float* x, float weight, float* phi, floa
 // tops[i]: the log2 of the largest feature of row i, where the map is exponential; else offset[i].
 // With z, dots[i] = phi_i . z.
 void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work,
-              const float* z = nullptr, float* dots = nullptr) {
+              const float* z = nullptr, float* dots = nullptr, Ahead* ahead = nullptr) {
   const int64_t r = c.features, ld = lead(r), full = round_up(r, 16);
   if (c.map == MAP_EXP) {
     const Operand o{x.at, x.ld, 1, c.weight_t, ld, c.dim};
     if (z) {
-      product(n, full, &o, 1, ExpRows<true>{phi, ld, offset, c.bias, work, z, work + n * VL});
+      product(n, full, &o, 1, ExpRows<true>{phi, ld, offset, c.bias, work, z, work + n * VL}, ahead);
       reduce_rows<false>(work + n * VL, n, dots);
     } else {
-      product(n, full, &o, 1, ExpRows<false>{phi, ld, offset, c.bias, work, nullptr, nullptr});
+      product(n, full, &o, 1, ExpRows<false>{phi, ld, offset, c.bias, work, nullptr, nullptr}, ahead);
     }
     reduce_rows<true>(work, n, tops);
     return;
@@ -105,7 +105,7 @@ void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi,
     const int64_t half = r / 2, la = lead(half);
     float* angles = work;
     const Operand o{x.at, x.ld, 1, c.weight_t, la, c.dim};
-    product(n, round_up(half, 16), &o, 1, Store<false>{angles, la});
+    product(n, round_up(half, 16), &o, 1, Store<false>{angles, la}, ahead);
     for (int64_t i = 0; i < n; ++i) {
       const float weight = exp2s(offset[i]) * c.root;  // root = sqrt(1 / frequencies)
       for (int64_t j = 0; j < half; j += VL) {

@@ -120,7 +120,7 @@ int32_t look(const History& h, const Far& far, int64_t low, int64_t first, int64
   const Operand to_own{s.query, ld, 1, h.turned + first - h.base, h.ld(), D};
   product(n, far_columns, &to_far, 1, WithBias{s.logits, s.ld, far.bias});
   product(n, round_up(before, VL), &to_before, 1, Store<false>{near, s.ld});
-  product(n, round_up(n, VL), &to_own, 1, Store<false>{near + before, s.ld}, true);
+  product(n, round_up(n, VL), &to_own, 1, Store<false>{near + before, s.ld}, nullptr, true);
   for (int64_t i = 0; i < n; ++i) s.factor[i] = soften(s.logits + i * s.ld, far_columns + before + i + 1);
   const int64_t lv = wide(h.value_dim);
   const Operand parts[3] = {{near + before, s.ld, 1, h.value_at(first), lv, n, UP_TO_ROW},

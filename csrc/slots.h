@@ -179,7 +179,7 @@ void plan_merge(const Metric& m, int64_t n, int64_t candidates, int64_t gone, co
   transpose(s.sorted, ld, n, m.dim, s.turned, turned);
   const Operand o{s.chosen, ld, 1, s.turned, turned, m.dim};
   const Cheapest cheapest{s.sorted_spread, s.inverse, s.partial, s.index, offset};
-  product(candidates, round_up(n, VL), &o, 1, cheapest, true, offset);
+  product(candidates, round_up(n, VL), &o, 1, cheapest, nullptr, true, offset);
   uint64_t* costs = s.spare;  // the order of slots stays in s.keys
   float *cost = s.top, *into = s.share;
   least(s.partial, s.index, candidates, cost, into);

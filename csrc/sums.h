@@ -29,6 +29,9 @@ INLINE double read_level(float natural) {
 
 INLINE float write_level(double level) { return level == EMPTY ? -__builtin_inff() : float(level * LN2); }
 
+// Whether work space has sums as a caller has them: then they can be read where they are.
+INLINE bool same_layout(const Call& c) { return c.features % 16 == 0 && wide(c.value_dim) == c.value_dim; }
+
 void clear(const Call& c, Sums s) {
   *s.level = c.scaled ? EMPTY : 0;  // without log-weights the scale is 1 throughout
   memset(s.Z, 0, size_t(s.floats) * 4);
@@ -51,6 +54,7 @@ void unpack(const Call& c, Sums s, const float* S, const float* Z, double level)
 void load_sums(const Call& c, int64_t head, float* at) {
   const int64_t r = c.features, M = c.value_dim;
   const Sums s = view(c, at);
+  if (!c.S) return clear(c, s);
   unpack(c, s, c.S + head * r * M, c.Z + head * r, read_level(c.scale[head]));
   if (!c.scaled) {
     if (*s.level != EMPTY) scale_sums(s, exp2s(float(*s.level)));

@@ -258,6 +258,10 @@ def test_report_trains_and_measures_what_is_missing_and_is_quick_the_second_time
     assert {"spearman_noise", "p_noise", "spearman_size", "p_size", "accuracy_by_depth"} <= set(found)
     assert sum(found["depth_counts"]) == 2 * 60
     assert f"{found['spearman_noise']:+.4f}" in first
+    assert f"noise, size held equal          {found['spearman_noise_at_equal_size']:+.4f}" in first
+    assert f"size, that distance held equal  {found['spearman_size_at_equal_place']:+.4f}" in first
+    each = ", ".join(f"{depth}: {accuracy:.3f}" for depth, accuracy in found["accuracy_at_each_depth"].items())
+    assert f"accuracy at each depth, test                          {each}" in first
     assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)

@@ -1,21 +1,18 @@
 """Early exit: who leaves where, what it costs, and that nothing but the needed work is done."""
 
-import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from linattn.cli import main
-from linattn.lab.early_exit import Confidence, EarlyExit, Entropy, Patience, decide, study, weighted_loss
+from linattn.lab.early_exit import Confidence, EarlyExit, Entropy, Patience, decide, weighted_loss
 from linattn.lab.early_exit.backbones import conv_head, resnet_exits, transformer_exits
 from linattn.lab.early_exit.latency import latencies
 from linattn.lab.early_exit.macs import ExitCosts, course_costs, course_totals, exit_costs
 from linattn.lab.early_exit.rules import RULES, confidence, entropy, make_rule
 from linattn.lab.early_exit.study import spearman, timed_points
-from linattn.lab.early_exit.sweep import all_logits, choose, point, sweep
+from linattn.lab.early_exit.sweep import choose, point, sweep
 from linattn.lab.images.resnet import ResNet18
 from linattn.measure import cost
 
@@ -83,10 +80,10 @@ class TestCounts:
         model = transformer_exits(6, dim=32, heads=4, layers=2)
         found = exit_costs(model, torch.zeros(1, 1, 32, 32))
         tokens, heads, dim = 64, 4, 8
-        layer = tokens * (4 * 32 * 32 + 2 * 32 * 64) + heads * cost("elu", tokens, dim, dim).flops // 2
+        layer = tokens * (4 * 32 * 32 + 2 * 32 * 64 + 9 * 32) + heads * cost("elu", tokens, dim, dim).flops // 2
         assert found.exits[1] - found.exits[0] == layer + 32 * 6
-        patches = 32 * 32 * 9 * 16 + tokens * 4 * 4 * 16 * 32  # two convolutions
-        assert found.exits[0] == patches + layer + 32 * 6
+        stem = 32 * 32 * 9 * 8 + 16 * 16 * 9 * 8 * 16 + 8 * 8 * 9 * 16 * 32  # three convolutions
+        assert found.exits[0] == stem + layer + 32 * 6
 
 
 class TestRules:
@@ -197,9 +194,10 @@ class TestWrapper:
         assert len(found.exits.unique()) > 1
         torch.testing.assert_close(found.logits, logits[found.exits, torch.arange(30)], atol=1e-4, rtol=1e-4)
 
-    def test_patches_must_fill_the_picture(self):
-        with pytest.raises(ValueError, match="patches of 4 do not fill pictures of 30"):
-            transformer_exits(6, side=30)
+    @pytest.mark.parametrize(("side", "patch"), [(30, 4), (27, 3), (32, 1)])
+    def test_patches_must_fill_the_picture(self, side, patch):
+        with pytest.raises(ValueError, match=rf"power of 2 that divides the side {side} of the pictures, got {patch}"):
+            transformer_exits(6, side=side, patch=patch)
 
 
 class TestSweep:
@@ -268,61 +266,3 @@ def test_a_head_of_convolutions_ends_small():
     head = conv_head(8, 32, 6, widest=32)
     assert [m.out_channels for m in head if isinstance(m, nn.Conv2d)] == [16, 16, 32, 32]
     assert head[:-3](torch.randn(1, 8, 32, 32)).shape == (1, 32, 4, 4)
-
-
-def test_from_training_to_pictures_of_one_s_own(tmp_path, capsys, monkeypatch):
-    """All four commands on a network that has hardly learned."""
-    monkeypatch.setattr(study, "TIMED", {1: 8, 128: 128})
-    monkeypatch.setattr(study, "REFERENCES", 100)
-    folder, page, figures = (str(tmp_path / name) for name in ("nets", "page.html", "figures.json"))
-    small = ["--folder", folder, "--train", "900", "--test", "128", "--validation", "200", "--steps", "12", "--quiet"]
-    small += ["--width", "4", "--batch-size", "32", "--warmup", "2"]
-    command = ["lab", "early-exit"]
-    assert main([*command, "train", *small]) == 0
-    assert "accuracy of the exits on validation pictures" in capsys.readouterr().out
-    assert main([*command, "predict", "missing.png", "--folder", folder]) == 2
-    assert "no rule was chosen" in capsys.readouterr().err
-
-    assert main([*command, "sweep", "--folder", folder, "--budget", "1e6", "--json", figures]) == 0
-    found = json.loads((tmp_path / "figures.json").read_text())
-    assert found["chosen"]["macs"] <= 1e6
-    assert main([*command, "sweep", "--folder", folder, "--floor", "1.01"]) == 2
-    capsys.readouterr()
-
-    output = ["--html", page, "--json", figures, "--picture", str(tmp_path / "curves.png")]
-    assert main([*command, "report", *small, "--static", "2", *output]) == 0
-    assert "multiply-adds of convolutions" in capsys.readouterr().out
-    found = json.loads((tmp_path / "figures.json").read_text())
-    assert (found["macs_full_6000"], found["macs_course"]) == (3336213504000, 2305700339712)
-    assert found["mac_ratio"] == pytest.approx(found["macs_full"] / found["chosen"]["macs"])
-    assert found["full_accuracy"] == max(found["full_accuracy_without_exits"], found["full_accuracy_last_exit"])
-    assert found["latency_ratio_batch1"] > 0
-    assert found["latency_ratio_batch128"] > 0
-    assert [s["width"] for s in found["static"]] == [2, 4]
-    text = (tmp_path / "page.html").read_text()
-    assert text.count("data:image/png;base64,") == 5
-    assert "http" not in text
-
-    from PIL import Image
-
-    Image.fromarray(np.full((40, 30, 3), 128, np.uint8)).save(tmp_path / "grey.png")
-    assert main([*command, "predict", str(tmp_path / "grey.png"), "--folder", folder, "--json", figures]) == 0
-    (answer,) = json.loads((tmp_path / "figures.json").read_text())
-    assert answer["class"] in ("circle", "square", "rectangle", "right_triangle", "heart", "ellipse")
-    assert 1 <= answer["exit"] <= 4
-    assert 1 / 6 <= answer["confidence"] <= 1
-
-    assert main([*command, "train", *small[:-6], "--width", "2", "--batch-size", "32", "--warmup", "2"]) == 2
-    assert "width 4, not 2" in capsys.readouterr().err
-
-
-def test_the_trained_network_is_the_one_that_is_loaded(tmp_path):
-    from linattn.lab.early_exit.training import Bench, Pictures, load_exits
-    from linattn.lab.trainer import TrainConfig
-
-    bench = Bench(tmp_path, Pictures("shapes", 700, 50, 100), TrainConfig(steps=3, batch_size=16, warmup=1), show=False)
-    trained = bench.exits(2)
-    model, pictures, _ = load_exits(tmp_path)
-    images = pictures.split().test.images
-    assert images.equal(bench.parts.test.images)
-    torch.testing.assert_close(all_logits(model, images), all_logits(trained, images))

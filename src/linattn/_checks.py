@@ -11,7 +11,8 @@ from .sums import finite
 from .sums.state import Cache, State, Sums
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The batch dimensions of the call."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
         if not isinstance(x, Tensor):
@@ -46,7 +47,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {shapes()}."
         )
     if query.dim() == 2:
-        return
+        return ()
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if kv_heads != value.shape[-3]:
         raise ValueError(f"key and value must have the same heads, got {kv_heads} and {value.shape[-3]} in {shapes()}.")
@@ -61,8 +62,11 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
                 f"query has {heads} heads and key {kv_heads}: pass enable_gqa=True to let groups of query heads share "
                 "keys and values."
             )
+    batches = query.shape[:-3], key.shape[:-3], value.shape[:-3]
+    if batches[0] == batches[1] == batches[2]:
+        return tuple(batches[0])
     try:
-        torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        return tuple(torch.broadcast_shapes(*batches))
     except RuntimeError:
         raise ValueError(f"the batch dimensions of query, key and value do not fit together: {shapes()}.") from None
 

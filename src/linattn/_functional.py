@@ -88,12 +88,11 @@ def attention(
             if quick is not None:
                 return quick
     _checks.refuse_attn_mask(attn_mask)
-    _checks.check_inputs(query, key, value, enable_gqa)
+    batch = _checks.check_inputs(query, key, value, enable_gqa)
     _checks.check_scale(scale)
     flat = query.dim() == 2
     if flat:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-    batch = tuple(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]))
     entries, heads, S = math.prod(batch), key.shape[-3], key.shape[-2]
     kernel = resolve(kernel, query.shape[-1], query.device)
     kernel.check_dim(query.shape[-1])
@@ -118,7 +117,7 @@ def attention(
         state = _flatten_state(state, state_batch)
 
     dtype = query.dtype
-    query, key, value = (x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:]) for x in (query, key, value))
+    query, key, value = (_one_batch(x, batch, entries) for x in (query, key, value))
     if packing is not None:
         query_packing, key_packing = packing
         key_valid = key_packing.valid(entries, key.device)
@@ -146,7 +145,9 @@ def attention(
 
     if packing is not None:
         out = packing[0].unpad(out, entries, token_dim=2)
-    out = out.to(dtype).reshape(*batch, *out.shape[1:3], out.shape[-1])
+    out = out.to(dtype)
+    if len(batch) != 1:
+        out = out.reshape(*batch, *out.shape[1:])
     out = out.squeeze(-3) if flat else out
     return (out, _unflatten_state(new_state, state_batch)) if return_state else out
 
@@ -224,6 +225,13 @@ class _Call:
             log_decay=cut[1],
             log_input=cut[2],
         )
+
+
+def _one_batch(x: Tensor, batch: tuple[int, ...], entries: int) -> Tensor:
+    """(entries, heads, tokens, dim)."""
+    if len(batch) == 1 and x.shape[0] == entries:
+        return x
+    return x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:])
 
 
 def _last(x: Tensor | None, tokens: int) -> Tensor | None:

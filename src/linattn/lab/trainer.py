@@ -41,7 +41,7 @@ class TrainConfig:
     checkpoint_every: int = field(default=200, metadata={"help": "steps between checkpoints"})
     patience: int = field(default=0, metadata={"help": "stop after this many validations without gain; 0 never"})
     bucket: int = field(default=50, metadata={"help": "batches among which examples are sorted by size"})
-    seed: int = 0
+    seed: int = field(default=0, metadata={"help": "of everything random"})
 
 
 def add_flags(parser: Any, defaults: TrainConfig) -> None:

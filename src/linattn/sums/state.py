@@ -133,6 +133,23 @@ class Pack:
         }
 
 
+class Nothing:
+    """The sums of no token, made only when somebody looks at one: an engine that knows them by this name needs none."""
+
+    def __init__(self, shape: tuple[int, ...], features: int, value_dim: int, options: dict[str, Any]):
+        self.shape, self.features, self.value_dim, self.options = shape, features, value_dim, options
+
+    def tensors(self) -> dict[str, Tensor]:
+        device = self.options["device"]
+        return {
+            "S": torch.zeros(*self.shape, self.features, self.value_dim, **self.options),
+            "Z": torch.zeros(*self.shape, self.features, **self.options),
+            "log_scale": torch.full(self.shape, -torch.inf, **self.options),
+            "tokens": torch.zeros(self.shape, dtype=torch.int64, device=device),
+            "guarded": torch.zeros(self.shape, dtype=torch.int64, device=device),
+        }
+
+
 @dataclass
 class Sums(State):
     """S and Z of a linear kernel, for each kv head; true sums are S exp(log_scale) and Z exp(log_scale).
@@ -155,14 +172,14 @@ class Sums(State):
     batch_dims: ClassVar[dict[str, int]] = {"S": 3, "Z": 2, "log_scale": 1, "tokens": 1, "guarded": 1}
 
     @staticmethod
-    def packed(kernel: str, pack: "Pack") -> "Sums":
-        """A state in one buffer, taken apart into tensors only when somebody looks at one: a quick step never does."""
+    def packed(kernel: str, pack: "Pack | Nothing") -> "Sums":
+        """A state taken apart into tensors only when somebody looks at one: a quick step never does."""
         made = object.__new__(Sums)
         made.__dict__.update(kernel=kernel, _pack=pack)
         return made
 
     def __getattr__(self, name: str) -> Tensor:
-        """Of a packed state: its tensors, which share the buffer. From now on the buffer is theirs."""
+        """Of a packed state: its tensors. If they share a buffer, it is theirs from now on."""
         fields = self.__dict__
         pack = fields.get("_pack")
         if name in Sums.batch_dims:
@@ -186,15 +203,16 @@ class Sums(State):
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> "Sums":
-        shape = (*batch, heads)
-        return Sums(
-            kernel=kernel,
-            S=torch.zeros(*shape, features, value_dim, dtype=dtype, device=device),
-            Z=torch.zeros(*shape, features, dtype=dtype, device=device),
-            log_scale=torch.full(shape, -torch.inf, dtype=dtype, device=device),
-            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
-            guarded=torch.zeros(shape, dtype=torch.int64, device=device),
-        )
+        """The state before any token."""
+        nothing = Nothing((*batch, heads), features, value_dim, {"dtype": dtype, "device": device})
+        if torch.compiler.is_compiling():
+            return Sums(kernel=kernel, **nothing.tensors())
+        return Sums.packed(kernel, nothing)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether this is the state before any token, and nobody has looked at its tensors."""
+        return isinstance(self.__dict__.get("_pack"), Nothing)
 
     def subtract(
         self,

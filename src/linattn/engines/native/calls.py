@@ -24,22 +24,22 @@ class NotFiniteError(ValueError):
 def absorb(
     key: Tensor,
     value: Tensor,
-    S: Tensor,
-    Z: Tensor,
-    scale: Tensor,
-    tokens: Tensor,
+    S: Tensor | None,
+    Z: Tensor | None,
+    scale: Tensor | None,
+    tokens: Tensor | None,
     mask: Tensor | None,
     log_weight: Tensor | None,
     weights: list[Tensor],
     ints: list[int],
     floats: list[float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """S, Z, scale and tokens after adding keys (B, H, T, D) and values (B, H, T, M)."""
+    """S, Z, scale and tokens after adding keys (B, H, T, D) and values (B, H, T, M). Sums of nothing may be None."""
     key, value = _rows(key), _rows(value)
     call = _map_call(weights, ints, floats)
     keep = _set_keys(call, key, value, mask, None, log_weight)
     keep += _set_sums(call, S, Z, scale, tokens, tokens)
-    new = _new_sums(call, S.shape, tokens)
+    new = _new_sums(call)
     _run(library.absorb, call, keep)
     return new[0], new[1], new[2], new[3]
 
@@ -72,11 +72,11 @@ def causal(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    S: Tensor,
-    Z: Tensor,
-    scale: Tensor,
-    tokens: Tensor,
-    guarded: Tensor,
+    S: Tensor | None,
+    Z: Tensor | None,
+    scale: Tensor | None,
+    tokens: Tensor | None,
+    guarded: Tensor | None,
     mask: Tensor | None,
     log_decay: Tensor | None,
     log_weight: Tensor | None,
@@ -90,10 +90,10 @@ def causal(
     call = _map_call(weights, ints, floats)
     keep = _set_queries(call, query) + _set_keys(call, key, value, mask, log_decay, log_weight)
     keep += _set_sums(call, S, Z, scale, tokens, guarded)
-    new = _new_sums(call, S.shape, tokens)
+    new = _new_sums(call)
     out = torch.empty(*query.shape[:3], value.shape[3])
     call.out = out.data_ptr()
-    marks = torch.empty(marks_shape(key, S, train))
+    marks = torch.empty(marks_shape(key, call.features, call.value_dim, train))
     if train:
         call.marks, call.segment = marks.data_ptr(), SEGMENT
     _run(library.causal, call, keep)
@@ -183,10 +183,10 @@ def causal_backward(
     return (grad_query, *grads, old_S, old_Z)
 
 
-def marks_shape(key: Tensor, S: Tensor, train: bool) -> tuple[int, ...]:
+def marks_shape(key: Tensor, features: int, value_dim: int, train: bool) -> tuple[int, ...]:
     if not train:
         return (0,)
-    return (*key.shape[:2], (key.shape[2] + SEGMENT - 1) // SEGMENT, S.shape[2] * (S.shape[3] + 1) + 1)
+    return (*key.shape[:2], (key.shape[2] + SEGMENT - 1) // SEGMENT, features * (value_dim + 1) + 1)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -234,15 +234,25 @@ def _set_keys(
     return keep
 
 
-def _set_sums(call: Call, S: Tensor, Z: Tensor, scale: Tensor, tokens: Tensor, guarded: Tensor) -> list[Tensor]:
+def _set_sums(
+    call: Call,
+    S: Tensor | None,
+    Z: Tensor | None,
+    scale: Tensor | None,
+    tokens: Tensor | None,
+    guarded: Tensor | None,
+) -> list[Tensor]:
+    if S is None or Z is None or scale is None or tokens is None or guarded is None:
+        return []
     keep = [S.contiguous(), Z.contiguous(), scale.contiguous(), tokens.contiguous(), guarded.contiguous()]
     call.S, call.Z, call.scale, call.tokens, call.guarded = (x.data_ptr() for x in keep)
     return keep
 
 
-def _new_sums(call: Call, shape: torch.Size, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    S, Z, scale = torch.empty(shape), torch.empty(shape[:3]), torch.empty(shape[:2])
-    counts, guarded = torch.empty_like(tokens), torch.empty_like(tokens)
+def _new_sums(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    B, H, r = call.batch, call.kv_heads, call.features
+    S, Z, scale = torch.empty(B, H, r, call.value_dim), torch.empty(B, H, r), torch.empty(B, H)
+    counts, guarded = torch.empty(B, H, dtype=torch.int64), torch.empty(B, H, dtype=torch.int64)
     call.S_new, call.Z_new, call.scale_new = S.data_ptr(), Z.data_ptr(), scale.data_ptr()
     call.tokens_new, call.guarded_new = counts.data_ptr(), guarded.data_ptr()
     return S, Z, scale, counts, guarded

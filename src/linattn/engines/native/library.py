@@ -11,7 +11,7 @@ import torch
 
 ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
-INTERFACE = 2  # of csrc/call.h
+INTERFACE = 3  # of csrc/call.h
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
 

@@ -58,7 +58,8 @@ def _(query, S, Z, scale, tokens, guarded, weights, ints, floats):
 @causal.register_fake
 def _(query, key, value, S, Z, scale, tokens, guarded, mask, decay, log_weight, weights, ints, floats, train):
     sums = tuple(x.new_empty(x.shape) for x in (S, Z, scale, tokens, guarded))
-    return (_like(query, *query.shape[:3], value.shape[3]), *sums, _like(query, *calls.marks_shape(key, S, train)))
+    marks = calls.marks_shape(key, S.shape[2], S.shape[3], train)
+    return (_like(query, *query.shape[:3], value.shape[3]), *sums, _like(query, *marks))
 
 
 @absorb_backward.register_fake

@@ -26,6 +26,13 @@ def absorb(
     log_input: Tensor | None,
 ) -> Sums:
     """The state after adding keys (B, H, S, D) and values (B, H, S, M)."""
+    fmap = native_map(kernel, scale, key.shape[-1])
+    if state.untouched and fmap.kind != IDENTITY and log_decay is None and log_input is None:
+        fmap, prepared, weight = _keys(kernel, key, scale, key_mask, None)
+        if not _trained(prepared, value, weight):
+            fresh = prepared, value.to(prepared.dtype), None, None, None, None, key_mask, weight
+            S, Z, level, tokens = _apply("absorb", fmap, fresh)
+            return Sums(state.kernel, S, Z, level, tokens, torch.zeros_like(tokens))
     S, Z, level = state.S, state.Z, state.log_scale
     weight = log_input
     if log_decay is not None:  # each key is decayed by what comes after it, the sums by everything
@@ -34,7 +41,6 @@ def absorb(
         weight = later if weight is None else weight + later
         change = (total - total.detach()).exp().to(S.dtype)
         S, Z, level = S * change[..., None, None], Z * change[..., None], (level + total.detach()).to(level.dtype)
-    fmap = native_map(kernel, scale, key.shape[-1])
     if fmap.kind == IDENTITY:
         state = replace(state, S=S, Z=Z, log_scale=level)
         return given.absorb(_apply, fmap, kernel, state, scale, key, value, key_mask, weight)
@@ -72,10 +78,11 @@ def causal(
         pieces = query, key, value, key_mask, log_decay, log_input
         return given.causal(_apply, fmap, kernel, state, scale, *pieces)
     fmap, key, weight = _keys(kernel, key, scale, key_mask, log_input, scaled=log_decay is not None)
-    sums = state.S, state.Z, state.log_scale, state.tokens, state.guarded
+    fresh = state.untouched and not _trained(query, key, value, log_decay, weight)
+    sums = (None,) * 5 if fresh else (state.S, state.Z, state.log_scale, state.tokens, state.guarded)
     tensors = query, key, value.to(key.dtype), *sums, key_mask, log_decay, weight
     out, S, Z, level, tokens, guarded, _ = _apply("causal", fmap, tensors)
-    return out, replace(state, S=S, Z=Z, log_scale=level, tokens=tokens, guarded=guarded)
+    return out, Sums(state.kernel, S, Z, level, tokens, guarded)
 
 
 def _queries(kernel: Kernel, query: Tensor, scale: float | None) -> tuple[NativeMap, Tensor]:
@@ -99,11 +106,15 @@ def _keys(
     return fmap, key, weight
 
 
+def _trained(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def _apply(name: str, fmap: NativeMap, tensors: Sequence[Tensor | None]) -> Any:
     """Through torch's dispatcher where a graph or a gradient is wanted, else straight to the library."""
     ints, floats = fmap.numbers()
     arguments: list[Any] = [*tensors, list(fmap.weights), ints, floats]
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    train = _trained(*tensors)
     if name == "causal":
         arguments.append(train)
     if torch.compiler.is_compiling():

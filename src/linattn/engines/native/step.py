@@ -41,7 +41,7 @@ def step(
         return None
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, enable_gqa
     pack = state.__dict__.get("_pack")
-    if pack is not None and _fits(pack.about, kernel, scale, shapes):
+    if isinstance(pack, Pack) and _fits(pack.about, kernel, scale, shapes):
         plan, apart, old = pack.about, None, pack.buffer.data_ptr()
     else:
         fmap = native_map(kernel, scale, query.shape[-1])

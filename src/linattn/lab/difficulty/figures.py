@@ -12,6 +12,8 @@ from .depth import bands
 from .measuring import Measured
 from .runs import Outcome
 
+SIZE_APART, NOISE_APART = "size, that distance held equal", "noise, size held equal"
+
 
 @dataclass
 class ByDepth:
@@ -61,7 +63,7 @@ class Findings:
     test: ByDepth
     held_out: ByDepth | None  # of training pictures, by networks that have not seen them
     truth: dict[str, tuple[float, float]]  # name -> Spearman's rank correlation of depth with it, and its p
-    place: dict[str, tuple[float, float]]  # the same for the distance from the centre, and for size with that taken out
+    apart: dict[str, tuple[float, float]]  # the same for the distance from the centre, and with one thing held equal
     class_depth: list[float]
     consistency: np.ndarray  # (networks, networks): rank correlations of their depths
 
@@ -90,7 +92,7 @@ def find(outcome: Outcome, images: ImageSet) -> Findings:
         test=by_depth(outcome.test),
         held_out=by_depth(seen) if seen else None,
         truth=truth,
-        place=_place(depth, {name: values[places] for name, values in images.test.truth.items()}),
+        apart=_apart(depth, {name: images.test.truth[name][places] for name in truth}),
         class_depth=[_mean(depth[labels == label]) for label in range(len(images.classes))],
         consistency=np.array([[rank_correlation(depths[a], depths[b])[0] for b in nets] for a in nets]),
     )
@@ -113,15 +115,16 @@ def partial_rank_correlation(one: np.ndarray, other: np.ndarray, given: np.ndarr
     return rho, float(2 * student.sf(abs(rho) * (freedom / max(1 - rho**2, 1e-300)) ** 0.5, freedom))
 
 
-def _place(depth: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
+def _apart(depth: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     """Large shapes have less room to move, so size is also seen apart from how far off the centre a shape lies."""
-    if not {"size", "x", "y"} <= set(truth) or np.ptp(depth) == 0:
-        return {}
-    off = np.hypot(truth["x"] - truth["x"].mean(), truth["y"] - truth["y"].mean())
-    return {
-        "distance from the centre": rank_correlation(depth, off),
-        "size, that distance taken out": partial_rank_correlation(depth, truth["size"], off),
-    }
+    found = {}
+    if {"size", "x", "y"} <= set(truth):
+        off = np.hypot(truth["x"] - truth["x"].mean(), truth["y"] - truth["y"].mean())
+        found["distance from the centre"] = rank_correlation(depth, off)
+        found[SIZE_APART] = partial_rank_correlation(depth, truth["size"], off)
+    if {"size", "noise"} <= set(truth):
+        found[NOISE_APART] = partial_rank_correlation(depth, truth["noise"], truth["size"])
+    return found
 
 
 def say_p(p: float) -> str:
@@ -131,13 +134,17 @@ def say_p(p: float) -> str:
 def for_machines(findings: Findings) -> dict[str, Any]:
     """The figures of --json. What the data has no truth for is null; accuracy goes from the shallowest band to the deepest."""
     noise, size = (findings.truth.get(name, (None, None)) for name in ("noise", "size"))
+    size_apart, noise_apart = (findings.apart.get(name, (None, None)) for name in (SIZE_APART, NOISE_APART))
     return {
         "spearman_noise": noise[0],
         "p_noise": noise[1],
         "spearman_size": size[0],
         "p_size": size[1],
         "accuracy_by_depth": findings.test.accuracy,
-        "spearman_size_at_equal_place": findings.place.get("size, that distance taken out", (None, None))[0],
+        "spearman_size_at_equal_place": size_apart[0],
+        "p_size_at_equal_place": size_apart[1],
+        "spearman_noise_at_equal_size": noise_apart[0],
+        "p_noise_at_equal_size": noise_apart[1],
         "depth_bands": findings.test.names(),
         "depth_counts": findings.test.counts,
         "accuracy_at_each_depth": {str(depth): accuracy for depth, _, accuracy in findings.test.single},

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from ..images import ImageSet
@@ -70,7 +71,8 @@ def draw_classes(figure: Any, axis: Any, findings: Findings, outcome: Outcome, i
     labels = np.concatenate([part.labels.numpy() for part in outcome.test])
     rows = np.stack([np.bincount(depth[labels == label], minlength=len(names)) for label in order]).astype(float)
     rows /= rows.sum(1, keepdims=True)
-    drawn = axis.imshow(rows, cmap="Blues", aspect="auto", vmin=0)
+    faint = PowerNorm(0.5, vmin=0)  # most pictures may have one depth, and the others should still be seen
+    drawn = axis.imshow(rows, cmap="Blues", aspect="auto", norm=faint)
     axis.set(title="Class and depth", yticks=range(len(order)), xlabel="prediction depth")
     axis.set_yticklabels(
         [f"{images.classes[label].replace('_', ' ')}  {findings.class_depth[label]:.1f}" for label in order]

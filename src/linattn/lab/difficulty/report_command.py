@@ -74,7 +74,9 @@ def figure_rows(findings: "Findings", classes: tuple[str, ...]) -> list[list[str
         if found:
             for name, accuracy, count in zip(found.names(), found.accuracy, found.counts):
                 rows.append([f"accuracy at depth {name}, {title}", f"{accuracy:.4f}  ({count} pictures)"])
-    for name, (rho, p) in (findings.truth | findings.place).items():
+            each = ", ".join(f"{depth}: {accuracy:.3f}" for depth, _, accuracy in found.single)
+            rows.append([f"accuracy at each depth, {title}", each])
+    for name, (rho, p) in (findings.truth | findings.apart).items():
         rows.append([f"Spearman of depth and {name}", f"{rho:+.4f}  ({say_p(p)})"])
     order = sorted((depth, name) for depth, name in zip(findings.class_depth, classes) if not math.isnan(depth))
     rows.append(["classes by mean depth", ", ".join(f"{name.replace('_', ' ')} {depth:.2f}" for depth, name in order)])

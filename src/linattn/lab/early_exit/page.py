@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from .._commandline import write_file
 from . import plots
 from .macs import CONVENTION, COURSE_CONVENTION, course_totals
-from .study import Study, point_name, spearman, static_name
+from .study import ALL_LAYERS, WITH_EXITS, Curve, Study, point_name, spearman, static_name
 
 TIMES = "Times: of the processor, one thread; contestants interleaved, medians of rounds."
 STYLE = """
@@ -32,7 +32,7 @@ def write_page(study: Study, path: Path) -> None:
         _picture(plots.curves(study), "accuracy against MACs and against measured time"),
         f"<p><small>{html.escape(CONVENTION)} {TIMES}</small></p>",
         "<h2>The exits</h2>",
-        _table(exit_rows(study)),
+        _table(exit_rows(study.curve, study)),
         _picture(plots.exits(study), "share, accuracy, noise and size by exit"),
         "<h2>What leaves first, what goes to the end</h2>",
         "<p>Over each picture the class that was named; red is wrong.</p>",
@@ -43,6 +43,7 @@ def write_page(study: Study, path: Path) -> None:
         parts.append(_picture(plots.depth(study.depth, study.curve.exits[: len(study.depth)]), "depth against exit"))
     if study.transformer is not None:
         parts += ["<h2>A transformer with linear attention</h2>", f"<p>{html.escape(transformer_sentence(study))}</p>"]
+        parts.append(_table(exit_rows(study.transformer, study)))
         parts.append(_picture(plots.transformer(study.transformer), "the transformer's exits"))
     whole, course = course_totals()
     parts += [
@@ -69,31 +70,37 @@ def summary(study: Study) -> str:
         f"{point_name(chosen)}, chosen on validation pictures for an accuracy of {study.floor:.4f}: {chosen.accuracy:.4f} on "
         f"{len(study.test)} test pictures with {study.curve.mac_ratio:.2f} times fewer MACs than the network without exits, "
         f"{study.latency_ratio(1):.2f} times faster picture by picture and {study.latency_ratio(128):.2f} times in batches of "
-        f"128 (by the clock on the wall {wall}). Without leaving early: {full:.4f}, the better of the last exit "
-        f"({study.curve.full_accuracy:.4f}) and a network trained without exits ({study.full.accuracy:.4f})."
+        f"{largest_batch(study)} (by the clock on the wall {wall}). Without leaving early: {full:.4f}, the better of the "
+        f"last exit ({study.curve.full_accuracy:.4f}) and a network trained without exits ({study.full.accuracy:.4f})."
     )
 
 
+def largest_batch(study: Study) -> int:
+    """128, or all test pictures where there are fewer."""
+    return min(128, len(study.test))
+
+
 def comparison(study: Study) -> list[list[str]]:
-    """The chosen point beside the networks without exits."""
-    rows = [["", "accuracy", "MACs", "ms, batch 1", "ms a picture, batch 128"]]
+    """The chosen point beside the networks without exits, and the same of the transformer."""
     chosen = study.curve.chosen
-    for name, accuracy, macs in [
-        (point_name(chosen), chosen.accuracy, chosen.macs),
-        *((static_name(s.width), s.accuracy, s.macs) for s in study.statics),
-    ]:
+    compared: list[tuple[str, float, float]] = [(point_name(chosen), chosen.accuracy, chosen.macs)]
+    compared += [(static_name(s.width), s.accuracy, s.macs) for s in study.statics]
+    if study.transformer is not None:
+        found = study.transformer
+        compared.append((WITH_EXITS, found.chosen.accuracy, found.chosen.macs))
+        compared.append((ALL_LAYERS, found.full_accuracy, found.costs.full))
+    rows = [["", "accuracy", "MACs", "ms, batch 1", f"ms a picture, batch {largest_batch(study)}"]]
+    for name, accuracy, macs in compared:
         times = [f"{1e3 * study.times[batch][name].processor:.3f}" for batch in (1, 128)]
         rows.append([name, f"{accuracy:.4f}", f"{macs / 1e6:.2f} M", *times])
     return rows
 
 
-def exit_rows(study: Study) -> list[list[str]]:
-    """Each exit at the chosen point."""
+def exit_rows(curve: Curve, study: Study) -> list[list[str]]:
+    """Each exit at the chosen point of a curve."""
     rows = [["exit", "leave there", "accuracy of all", "of those that leave", "MACs"]]
-    found = study.curve.exit_accuracies(study.test.labels)
-    for number, ((whole, own), share, macs) in enumerate(
-        zip(found, study.curve.chosen.shares, study.curve.costs.exits)
-    ):
+    found = curve.exit_accuracies(study.test.labels)
+    for number, ((whole, own), share, macs) in enumerate(zip(found, curve.chosen.shares, curve.costs.exits)):
         said = "-" if own is None else f"{own:.4f}"
         rows.append([str(number + 1), f"{100 * share:.1f} %", f"{whole:.4f}", said, f"{macs / 1e6:.2f} M"])
     return rows
@@ -114,9 +121,12 @@ def transformer_sentence(study: Study) -> str:
     if study.transformer is None:
         return ""
     found = study.transformer
+    faster = " and ".join(f"{study.transformer_latency_ratio(batch):.2f}" for batch in (1, 128))
     return (
-        f"The same wrapper on patches as tokens, an exit after every layer, per sequence: {point_name(found.chosen)} gives "
-        f"{found.chosen.accuracy:.4f} with {found.mac_ratio:.2f} times fewer MACs than all layers ({found.full_accuracy:.4f})."
+        "The same wrapper on a transformer with linear attention, patches as tokens, an exit after every layer, every "
+        f"sequence by itself: {point_name(found.chosen)} gives {found.chosen.accuracy:.4f} with "
+        f"{found.mac_ratio:.2f} times fewer MACs than all layers ({found.full_accuracy:.4f}), "
+        f"{faster} times faster one by one and in batches of {largest_batch(study)}."
     )
 
 

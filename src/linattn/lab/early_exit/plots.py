@@ -41,7 +41,7 @@ def curves(study: Study) -> Figure:
         still = sorted((taken[static_name(s.width)], s.accuracy) for s in study.statics)
         axes.plot([1e3 * t for t, _ in still], [a for _, a in still], "ks--", label="without exits")
         axes.plot(1e3 * taken[point_name(study.curve.chosen)], study.curve.chosen.accuracy, "r*", ms=14, label="chosen")
-        axes.set(xlabel=f"ms per picture, batches of {batch}", ylabel="accuracy")
+        axes.set(xlabel=f"ms per picture, batches of {min(batch, len(study.test))}", ylabel="accuracy")
         axes.grid(alpha=0.3)
     return figure
 
@@ -67,8 +67,8 @@ def exits(study: Study) -> Figure:
     found = curve.exit_accuracies(study.test.labels)
     axes[1].bar(places - 0.2, [whole for whole, _ in found], 0.4, label="of all pictures")
     axes[1].bar(places + 0.2, [own or 0.0 for _, own in found], 0.4, label="of those that leave there")
-    axes[1].set(xlabel="exit", ylabel="accuracy", xticks=places, xticklabels=labels)
-    axes[1].legend(fontsize=8, loc="lower left")
+    axes[1].set(xlabel="exit", ylabel="accuracy", xticks=places, xticklabels=labels, ylim=(0, 1.25))
+    axes[1].legend(fontsize=8, loc="upper right")
     for name, own in zip(truth, axes[2:]):
         values = [study.test.truth[name][curve.exits.numpy() == number] for number in places]
         taken = [(label, value) for label, value in zip(labels, values) if len(value)]
@@ -96,7 +96,7 @@ def galleries(study: Study) -> Figure:
         for axes, place in zip(line, places):
             axes.imshow(test.images[place].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
             right = bool(named[place] == test.labels[place])
-            axes.set_title(study.classes[named[place]], fontsize=8, color="black" if right else "red")
+            axes.set_title(study.classes[named[place]].replace("_", " "), fontsize=8, color="black" if right else "red")
         for axes in line:
             axes.set(xticks=[], yticks=[])
         for axes in line[len(places) :]:

@@ -1,6 +1,6 @@
 """Everything that the report shows: measured once, drawn elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,14 +12,17 @@ from ..images.sets import Part
 from ..images.training import scores
 from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
-from .rules import RULES, decide, name_of
+from .rules import RULES, Rule, decide, name_of
 from .sweep import Point, all_logits, choose, point, sweep
-from .training import Bench, Split
+from .training import TRANSFORMER, Bench, Split
 from .wrapper import EarlyExit
 
 TIMED = {1: 200, 128: 512}  # size of a batch -> pictures that are timed
 DEPTHS, REFERENCES = 1000, 2000  # pictures whose prediction depth is measured, and among which
 PER_RULE = 4  # tolerances of each rule that are timed
+WITH_EXITS, ALL_LAYERS = "transformer, early exit", "transformer, all layers"  # what is timed of it
+
+Call = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,15 @@ class Study:
 
     def latency_ratio(self, batch: int, clock: str = "processor") -> float:
         """How many times faster than the network without exits, at the chosen point."""
+        return self._faster(batch, static_name(self.full.width), point_name(self.curve.chosen), clock)
+
+    def transformer_latency_ratio(self, batch: int) -> float:
+        """How many times faster than all of its layers the transformer is, at its chosen point."""
+        return self._faster(batch, ALL_LAYERS, WITH_EXITS)
+
+    def _faster(self, batch: int, slow: str, quick: str, clock: str = "processor") -> float:
         times = self.times[batch]
-        full, chosen = times[static_name(self.full.width)], times[point_name(self.curve.chosen)]
-        return float(getattr(full, clock) / getattr(chosen, clock))
+        return float(getattr(times[slow], clock) / getattr(times[quick], clock))
 
     def figures(self) -> dict[str, Any]:
         """For machines."""
@@ -124,6 +133,11 @@ class Study:
             found["transformer"] = self.transformer.chosen.figures() | {
                 "mac_ratio": self.transformer.mac_ratio,
                 "full_accuracy": self.transformer.full_accuracy,
+                "latency_ratio_batch1": self.transformer_latency_ratio(1),
+                "latency_ratio_batch128": self.transformer_latency_ratio(128),
+                "macs_full": self.transformer.costs.full,
+                "macs_exits": list(self.transformer.costs.exits),
+                "exit_accuracy": [whole for whole, _ in self.transformer.exit_accuracies(self.test.labels)],
             }
         if self.depth is not None:
             found["depth_against_exit"] = spearman(self.depth, self.curve.exits[: len(self.depth)])
@@ -138,23 +152,29 @@ def make_study(
     weights: Sequence[float],
     narrower: Sequence[int],
     give_up: float,
-    with_transformer: bool = True,
+    transformer_steps: int = TRANSFORMER.steps,
     with_depth: bool = True,
 ) -> Study:
-    """Trains or loads all networks, then measures them."""
+    """Trains or loads all networks, then measures them; no transformer where it has no steps."""
     parts = bench.parts
     model = bench.exits(width, layout, weights)
     networks = {own: bench.static(own) for own in sorted({width, *narrower})}
     plain = accuracy_of(scores(networks[width], parts.validation.images), parts.validation)
     found, floor = curve(model, parts, give_up, plain)
+    contestants = contestants_of(model, found, networks)
+    sequences: Curve | None = None
+    if transformer_steps:
+        transformer = bench.transformer(transformer_steps)
+        sequences, _ = curve(transformer, parts, give_up)
+        contestants |= {ALL_LAYERS: transformer.full, WITH_EXITS: _predicting(transformer, sequences.chosen.rule)}
     study = Study(
         parts.test,
         parts.classes,
         floor,
         found,
         [static(network, own, parts.test) for own, network in networks.items()],
-        curve(bench.transformer(), parts, give_up)[0] if with_transformer else None,
-        measure_latency(model, found, networks, parts.test),
+        sequences,
+        measure_latency(contestants, parts.test),
     )
     if with_depth:
         study.depth = prediction_depths(networks[width], parts)
@@ -196,13 +216,15 @@ def accuracy_of(logits: Tensor, part: Part) -> float:
     return float((logits.argmax(-1) == part.labels).double().mean())
 
 
-def measure_latency(
-    model: EarlyExit, found: Curve, statics: dict[int, nn.Module], test: Part, *, rounds: int = 5
-) -> dict[int, dict[str, Latency]]:
-    """Times of the chosen point, some points of each rule and the networks without exits, in one run."""
+def contestants_of(model: EarlyExit, found: Curve, statics: dict[int, nn.Module]) -> dict[str, Call]:
+    """What is timed: the chosen point, some points of each rule and the networks without exits."""
     points = {point_name(p): p.rule for p in [found.chosen, *timed_points(found.points)]}
-    calls: dict[str, Any] = {static_name(width): network for width, network in statics.items()}
-    calls |= {name: _predicting(model, rule) for name, rule in points.items()}
+    calls: dict[str, Call] = {static_name(width): network for width, network in statics.items()}
+    return calls | {name: _predicting(model, rule) for name, rule in points.items()}
+
+
+def measure_latency(calls: dict[str, Call], test: Part, *, rounds: int = 5) -> dict[int, dict[str, Latency]]:
+    """Times of all contestants in one run."""
     return {
         batch: latencies(calls, test.images[:count], min(batch, len(test)), rounds=rounds)
         for batch, count in TIMED.items()
@@ -238,5 +260,5 @@ def spearman(depth: Tensor, exits: Tensor) -> dict[str, float] | None:
     return {"spearman": float(found.statistic), "p": float(found.pvalue)}
 
 
-def _predicting(model: EarlyExit, rule: Any) -> Any:
+def _predicting(model: EarlyExit, rule: Rule) -> Call:
     return lambda images: model.predict(images, rule)

@@ -16,7 +16,7 @@ from ..images.resnet import ResNet18
 from ..images.sets import ImageSet, Part, load
 from ..images.shapes import SHAPE_CLASSES, generate
 from ..trainer import TrainConfig
-from .backbones import new_resnet_exits, transformer_exits
+from .backbones import LAYERS, new_resnet_exits, transformer_exits
 from .rules import Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
@@ -24,6 +24,8 @@ DEFAULTS = TrainConfig(
     steps=900, batch_size=64, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=425
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
+# A transformer takes longer to find the shapes in the noise, and bears a lower rate.
+TRANSFORMER = replace(DEFAULTS, steps=2000, lr=2e-3, warmup=200, validate_every=500)
 CHOICE = "choice.json"
 WATCHED = 500  # at most so many training pictures only serve to watch the loss
 
@@ -40,33 +42,35 @@ class Split:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Which pictures, in few words, so that a folder can remember them. See `images.load` for data, train and test.
+    """Which pictures, in few words, so that a folder can remember them. See `images.load` for data, train, test and side.
 
     Attributes:
-        validation: how many of the training pictures are kept out of the training.
+        validation: how many of the training pictures are kept out of the training; by default a fifth, at most 3000.
         noise: the largest, where the pictures are shapes.
     """
 
     data: str = "shapes"
     train: int | None = None
     test: int | None = None
-    validation: int = 3000
+    validation: int | None = None
     noise: float = 0.45
+    side: int = 32
 
     def split(self) -> Split:
         whole = self._load()
-        count = len(whole.train) - self.validation
-        if not 0 < self.validation <= len(whole.train) // 2:
+        kept = min(3000, len(whole.train) // 5) if self.validation is None else self.validation
+        if not 0 < kept <= len(whole.train) // 2:
             raise ValueError(
-                f"of {len(whole.train)} training pictures {self.validation} cannot be kept for validation: "
-                "choose fewer (--validation), at most half of them."
+                f"of {len(whole.train)} training pictures {kept} cannot be kept for validation: "
+                "choose from 1 to half of them (--validation)."
             )
+        count = len(whole.train) - kept
         order = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(0))
         return Split(whole.classes, whole.train.take(order[:count]), whole.train.take(order[count:]), whole.test)
 
     def _load(self) -> ImageSet:
         if self.data != "shapes":
-            return load(self.data, train=self.train, test=self.test)
+            return load(self.data, train=self.train, test=self.test, side=self.side)
         count = self.train or 30000
         drawn = generate(count + (self.test or 6000), noise=(0.0, self.noise))
         part = Part(torch.from_numpy(drawn.images), torch.from_numpy(drawn.labels), drawn.truth)
@@ -141,11 +145,13 @@ class Bench:
         """A ResNet without exits."""
         return self._obtain(f"static-{width}", ResNet18, self._resnet(width))
 
-    def transformer(self) -> EarlyExit:
-        """A transformer with exits."""
+    def transformer(self, steps: int = TRANSFORMER.steps) -> EarlyExit:
+        """A transformer with exits, all of the same weight, trained for so many steps."""
         settings = {"classes": len(self.parts.classes), "channels": self.channels, "side": self.side}
-        slower = replace(self.config, lr=self.config.lr / 3)  # than convolutions with norms bear
-        model = self._obtain("transformer", transformer_exits, settings, WEIGHTS, slower)
+        config = replace(
+            TRANSFORMER, steps=steps, warmup=steps // 10, batch_size=self.config.batch_size, seed=self.config.seed
+        )
+        model = self._obtain("transformer", transformer_exits, settings, (1.0,) * LAYERS, config)
         assert isinstance(model, EarlyExit)
         return model
 

@@ -35,8 +35,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validation",
         type=int,
-        default=3000,
-        help="training pictures kept to choose tolerances on (default %(default)s)",
+        help="training pictures kept to choose tolerances on (default a fifth, at most 3000)",
+    )
+    parser.add_argument(
+        "--side", type=int, default=32, help="pixels that pictures of a folder are scaled to (default %(default)s)"
     )
     parser.add_argument("--noise", type=float, default=0.45, help="largest noise of the shapes (default %(default)s)")
     parser.add_argument("--width", type=int, default=16, help="channels of the first stage (default %(default)s)")
@@ -47,7 +49,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         help="heads: convolutions, or the course's (default %(default)s)",
     )
     parser.add_argument(
-        "--weights", type=float, nargs=4, default=list(WEIGHTS), metavar="W", help="of the exits' losses, first to last"
+        "--weights",
+        type=float,
+        nargs=4,
+        default=list(WEIGHTS),
+        metavar="W",
+        help="of the exits' losses, first to last (default 1 0.3 0.3 0.3)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_flags(parser, DEFAULTS)
@@ -55,5 +62,5 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def bench_from(args: argparse.Namespace) -> Bench:
     """The networks of the folder, trained as the options say."""
-    pictures = Pictures(args.data, args.train, args.test, args.validation, args.noise)
+    pictures = Pictures(args.data, args.train, args.test, args.validation, args.noise, args.side)
     return Bench(args.folder, pictures, config_from(args), show=not args.quiet)

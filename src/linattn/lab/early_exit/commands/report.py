@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from ..._commandline import command, describe, require, table, write_json
+from ..backbones import PATCH
+from ..training import TRANSFORMER
 from ._options import add_folder, add_give_up, add_training, bench_from
 
 HELP = """
@@ -11,10 +13,12 @@ Trains what is not yet in FOLDER (the network with exits, the same without, narr
 attention), chooses a rule and its tolerance on validation pictures, and measures on test pictures: accuracy, MACs and
 time over a sweep of tolerances of three rules, beside the networks without exits. One page, and figures for machines.
 
+On shapes that takes about a quarter of an hour of one core; what is in FOLDER is used again.
+
 examples:
   linattn lab early-exit report
   linattn lab early-exit report --html early-exit.html --picture early-exit.png --json early-exit.json
-  linattn lab early-exit report --data fashion --folder clothes
+  linattn lab early-exit report --data photos/ --folder photos-exits --side 64
 """
 
 
@@ -26,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--static", type=int, nargs="*", default=[4, 8], metavar="WIDTH", help="narrower networks (default 4 8)"
     )
-    parser.add_argument("--no-transformer", action="store_true", help="leave the transformer out")
+    parser.add_argument(
+        "--transformer-steps", type=int, default=TRANSFORMER.steps, help="0 leaves it out (default %(default)s)"
+    )
     parser.add_argument("--no-depth", action="store_true", help="leave prediction depth out")
     parser.add_argument(
         "--html", metavar="FILE", type=Path, default=Path("early-exit.html"), help="default %(default)s"
@@ -46,7 +52,14 @@ def run(args: argparse.Namespace) -> int:
     wide = [width for width in args.static if width >= args.width]
     if wide:
         raise ValueError(f"--static are narrower networks than --width {args.width}, got {wide[0]}.")
+    if args.transformer_steps < 0:
+        raise ValueError(f"--transformer-steps must be 0 or more, got {args.transformer_steps}.")
     bench = bench_from(args)
+    if args.transformer_steps and bench.side % PATCH:
+        raise ValueError(
+            f"the transformer takes pictures whose side {PATCH} divides, got {bench.side}: "
+            "choose another --side, or --transformer-steps 0."
+        )
     study = make_study(
         bench,
         width=args.width,
@@ -54,16 +67,19 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         narrower=args.static,
         give_up=args.give_up,
-        with_transformer=not args.no_transformer,
+        transformer_steps=args.transformer_steps,
         with_depth=not args.no_depth,
     )
     write_choice(args.folder, study.curve.chosen.rule)
     print(page.summary(study) + "\n")
     print(table(page.comparison(study), " rrrr") + "\n")
-    print(table(page.exit_rows(study), " rrrr") + "\n")
-    for sentence in (page.depth_sentence(study), page.transformer_sentence(study), CONVENTION):
-        if sentence:
-            print(sentence)
+    print(table(page.exit_rows(study.curve, study), " rrrr") + "\n")
+    if study.transformer is not None:
+        print(page.transformer_sentence(study) + "\n")
+        print(table(page.exit_rows(study.transformer, study), " rrrr") + "\n")
+    if study.depth is not None:
+        print(page.depth_sentence(study))
+    print(CONVENTION)
     page.write_page(study, args.html)
     print(f"wrote {args.html}")
     if args.picture:
