@@ -101,7 +101,7 @@ def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measu
 
     Recall is slow to measure, and tried where it may pay: elsewhere it counts as the same slots without it.
     """
-    plain = {}
+    plain: dict[int, Tensor] = {}
     for slots in sorted({option.slots for option in options}):
         whole = slots + kernel.window + kernel.sinks >= ids.shape[1]
         plain[slots] = plain[0] * 0 if whole else measure(kernel.with_slots(slots, 0), None)
