@@ -103,7 +103,7 @@ def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measu
     """
     plain: dict[int, Tensor] = {}
     for slots in sorted({option.slots for option in options}):
-        whole = slots + kernel.window + kernel.sinks >= ids.shape[1]
+        whole = slots > 0 and slots + kernel.window + kernel.sinks >= ids.shape[1]
         plain[slots] = plain[0] * 0 if whole else measure(kernel.with_slots(slots, 0), None)
     columns = []
     for option in options:
