@@ -46,9 +46,8 @@ def attend(x: tuple[Tensor, ...], kernel: Positive, is_causal: bool, engine: str
     return linattn.attention(*x, kernel=kernel, is_causal=is_causal, engine=engine)
 
 
-def train(function, x: tuple[Tensor, ...]) -> None:
-    out = function(x)
-    torch.autograd.grad(out, x, torch.ones_like(out))
+def train(function, x: tuple[Tensor, ...], grad: Tensor) -> None:
+    torch.autograd.grad(function(x), x, grad)
 
 
 def rates(lengths: tuple[int, ...], budget: float) -> list[Row]:
@@ -58,12 +57,14 @@ def rates(lengths: tuple[int, ...], budget: float) -> list[Row]:
     for features in (128, 256):
         kernel = Positive(DIM, features=features)
         for length in lengths:
-            x, xg = tokens(length), tokens(length, grad=True)
+            x, xg, ones = tokens(length), tokens(length, grad=True), torch.ones(1, HEADS, length, DIM)
             calls = {
                 "matmul": lambda: a @ b,
                 "full forward": lambda x=x, kernel=kernel: attend(x, kernel, False),
                 "causal forward": lambda x=x, kernel=kernel: attend(x, kernel, True),
-                "causal forward + backward": lambda x=xg, kernel=kernel: train(lambda y: attend(y, kernel, True), x),
+                "causal forward + backward": lambda x=xg, kernel=kernel, ones=ones: train(
+                    lambda y: attend(y, kernel, True), x, ones
+                ),
             }
             best = seconds(calls, budget=budget)
             peak = 2 * 2048**3 / best.pop("matmul")
@@ -85,7 +86,7 @@ def rates(lengths: tuple[int, ...], budget: float) -> list[Row]:
 def against_softmax(length: int, budget: float) -> list[Row]:
     """Times faster than torch's scaled_dot_product_attention, r = 128; and than the torch engine."""
     kernel = Positive(DIM, features=128)
-    x, xg = tokens(length), tokens(length, grad=True)
+    x, xg, ones = tokens(length), tokens(length, grad=True), torch.ones(1, HEADS, length, DIM)
     rows = []
     for is_causal, bar in ((False, 70.0), (True, 22.0)):
         name = "causal" if is_causal else "full"
@@ -102,8 +103,8 @@ def against_softmax(length: int, budget: float) -> list[Row]:
         rows.append(Row(f"torch engine / native, {name}, N = {length}", best["torch"] / best["native"], "times"))
     best = seconds(
         {
-            "sdpa": lambda: train(lambda y: sdpa(*y, is_causal=True), xg),
-            "native": lambda: train(lambda y: attend(y, kernel, True), xg),
+            "sdpa": lambda: train(lambda y: sdpa(*y, is_causal=True), xg, ones),
+            "native": lambda: train(lambda y: attend(y, kernel, True), xg, ones),
         },
         budget=budget,
         least=1,
@@ -170,19 +171,17 @@ def growth(longest: int, budget: float) -> tuple[list[Row], dict[int, float]]:
     """The exponent of time in N, two heads, causal, and the memory a call takes beside its inputs and its output."""
     kernel, heads = Positive(DIM, features=128), 2
     lengths = [n for n in (4096, 16384, 65536, 262144, 1048576) if n <= longest]
-    times, extra = {}, []
-    for length in lengths:
-        x = tokens(length, heads)
-        with torch.no_grad():
-            times[length] = seconds({"native": lambda x=x: attend(x, kernel, True)}, budget=budget)["native"]
-            peak = peak_memory(lambda x=x: attend(x, kernel, True))
-        if peak is not None:
-            extra.append(max(0.0, peak / 2**20 - heads * length * DIM * 4 / 2**20))
+    inputs = {length: tokens(length, heads) for length in lengths}
+    with torch.no_grad():
+        best = seconds({str(n): lambda x=x: attend(x, kernel, True) for n, x in inputs.items()}, budget=budget, least=5)
+        peak = peak_memory(lambda: attend(inputs[lengths[-1]], kernel, True))
+    times = {length: best[str(length)] for length in lengths}
     logs = [(math.log(n), math.log(t)) for n, t in times.items()]
     mean_n, mean_t = (sum(p[i] for p in logs) / len(logs) for i in range(2))
     slope = sum((n - mean_n) * (t - mean_t) for n, t in logs) / sum((n - mean_n) ** 2 for n, _ in logs)
     name = f"exponent of growth, {lengths[0]} to {lengths[-1]} tokens: distance from 1"
     rows = [Row(name, abs(slope - 1), "", 0.03, at_least=False)]
-    if extra:
-        rows.append(Row(f"peak extra memory at {lengths[-1]} tokens", extra[-1], "MiB", 64.0, at_least=False))
+    if peak is not None:
+        extra = max(0.0, peak / 2**20 - heads * lengths[-1] * DIM * 4 / 2**20)
+        rows.append(Row(f"peak extra memory at {lengths[-1]} tokens", extra, "MiB", 64.0, at_least=False))
     return rows, times

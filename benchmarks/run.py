@@ -32,7 +32,7 @@ def main() -> int:
     rows += _show(cases.against_softmax(1024 if quick else 16384, budget))
     rows += _show(cases.crossover(budget))
     rows += _show(cases.decode((1024, 4096) if quick else (1024, 2**20), budget))
-    grown, times = cases.growth(16384 if quick else 2**20, budget / 4)
+    grown, times = cases.growth(16384 if quick else 2**20, budget)
     rows += _show(grown)
     if not quick:
         rows += _show(peers.performer(8192, budget))

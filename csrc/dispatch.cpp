@@ -126,7 +126,8 @@ int32_t read(const Call& c) {
   const Pieces& p = pieces();
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
-  const int64_t parts = stretches(heads, rows, c.threads, unit);
+  const int64_t fine = rows / (16 * unit), least = stretches(heads, rows, c.threads, unit);
+  const int64_t parts = fine > least ? fine : least;  // small ones: threads are not equally fast
   std::vector<int64_t> small(size_t(heads * parts));
   std::atomic<int32_t> flags{OK};
   run(heads * parts, c.threads, [&](int64_t i) {
@@ -176,6 +177,7 @@ int32_t causal(const Call& c) {
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks && c.S) return step(c);
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
+  if (c.marks) use_large_pages(c.marks, heads * ((c.keys + unit - 1) / unit) * (c.features * (c.value_dim + 1) + 1));
   const int64_t parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
   std::vector<int64_t> small(size_t(heads * parts)), seen(size_t(heads * parts));

@@ -51,6 +51,17 @@ def whitening_of(
     return torch.linalg.cholesky(torch.linalg.inv(covariance)).float()
 
 
+def harmonic_whitening_of(network: nn.Module, pictures: Tensor, labels: Tensor, how: Augmentation) -> Tensor:
+    """The matrix (dim, dim) for vectors that are compared with older ones, which had no whitening and cannot get one.
+
+    A whitening W makes the product of two vectors x and y into x W W^T y: so W W^T on the new side alone makes the same
+    of the product of a new vector with an old one. Mirror images count as further people.
+    """
+    both = torch.cat([pictures, pictures.flip(-1)])
+    whitening = whitening_of(network, both, torch.cat([labels, labels + int(labels.max()) + 1]), how, shrink=0.3)
+    return whitening @ whitening.T
+
+
 class Embedder:
     """Turns pictures into unit vectors whose squared distance says whether they show one person.
 

@@ -119,12 +119,21 @@ def figures(folds: list[Pairs]) -> dict[str, float]:
     return found | {"auc": float(np.mean([auc(fold) for fold in folds])), "accuracy": accuracy_by_folds(folds)}
 
 
-def interval(runs: list[list[Pairs]], far: float, draws: int = 400, seed: int = 0) -> tuple[float, float]:
+def interval(runs: list[list[Pairs]], far: float, against: list[list[Pairs]] | None = None) -> tuple[float, float]:
     """95 % interval of the mean VAL@FAR by bootstrap over PEOPLE: pairs of one person are not independent of each other.
 
     Args:
         runs: the folds of each seed; the same people are drawn for all seeds.
+        against: other runs on the same folds; the interval is then that of the difference, over the same draws of people.
     """
+    drawn = _draws(runs, far)
+    if against is not None:
+        drawn = drawn - _draws(against, far)
+    return tuple(float(x) for x in np.quantile(drawn, (0.025, 0.975)))  # type: ignore[return-value]
+
+
+def _draws(runs: list[list[Pairs]], far: float, draws: int = 400, seed: int = 0) -> Array:
+    """Mean VAL@FAR (draws,), each time with other people."""
     generator = np.random.default_rng(seed)
     values = []
     for k in range(len(runs[0])):
@@ -134,7 +143,7 @@ def interval(runs: list[list[Pairs]], far: float, draws: int = 400, seed: int = 
         lots[alone, 0] = (lots[alone, 0] + 1) % len(people)
         counts = (lots[:, :, None] == np.arange(len(people))).sum(1)  # (draws, people)
         values += [_weighted_val(run[k], people, counts, far) for run in runs]
-    return tuple(float(x) for x in np.quantile(np.mean(values, 0), (0.025, 0.975)))  # type: ignore[return-value]
+    return np.mean(values, 0)
 
 
 def _weighted_val(pairs: Pairs, people: Array, counts: Array, far: float) -> Array:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,19 +76,20 @@ def open_image(source: Source) -> Image.Image:
                 return _plain(ImageOps.exif_transpose(image))
     except FileNotFoundError:
         raise ValueError(f"{os.fspath(source)} does not exist.") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's readers of rarer formats raise anything on damaged files
         raise ValueError(f"{os.fspath(source)} is not a picture that can be read: {error}") from error
 
 
-def read_folder(folder: str | os.PathLike[str]) -> Pictures:
-    """All pictures under a folder, `person/picture` or flat. Broken files land in `broken`, never in an error."""
-    return read_files(scan(folder))
+def read_folder(folder: str | os.PathLike[str], size: tuple[int, int] | None = None, channels: int = 1) -> Pictures:
+    """All pictures under a folder, `person/picture` or flat. Broken files land in `broken`, never in an error.
 
-
-def read_files(files: Iterable[tuple[Path, str | None]]) -> Pictures:
-    """Pictures of (path, person)."""
+    Args:
+        size: height and width that each is brought to as it is read, so that photographs need not all fit in memory at
+            full size; by default they stay as they are.
+        channels: 1 (grey) or 3, where there is a size.
+    """
     found = Pictures()
-    for path, person in files:
+    for path, person in scan(folder):
         try:
             image = open_image(path)
         except ValueError as error:
@@ -96,21 +97,22 @@ def read_files(files: Iterable[tuple[Path, str | None]]) -> Pictures:
             continue
         found.paths.append(path)
         found.people.append(person)
-        found.images.append(image)
+        found.images.append(image if size is None else fit(image, size, channels))
     return found
 
 
-def to_tensor(images: Sequence[Image.Image], size: tuple[int, int], channels: int = 1) -> Tensor:
-    """(N, channels, height, width) from 0 to 1: cut from the middle to the shape of `size`, then made that large."""
+def fit(image: Image.Image, size: tuple[int, int], channels: int = 1) -> Image.Image:
+    """Cut from the middle to the shape of `size` (height, width), then made that large; grey or colour."""
     height, width = size
-    mode = "L" if channels == 1 else "RGB"
-    rows = [
-        np.asarray(ImageOps.fit(image.convert(mode), (width, height), Image.Resampling.BILINEAR), np.float32) / 255
-        for image in images
-    ]
+    return ImageOps.fit(image.convert("L" if channels == 1 else "RGB"), (width, height), Image.Resampling.BILINEAR)
+
+
+def to_tensor(images: Sequence[Image.Image], size: tuple[int, int], channels: int = 1) -> Tensor:
+    """(N, channels, height, width) from 0 to 1, each made to `fit`."""
+    rows = [np.asarray(fit(image, size, channels), np.float32) / 255 for image in images]
     if not rows:
-        return torch.empty(0, channels, height, width)
-    return torch.from_numpy(np.stack(rows)).reshape(len(rows), height, width, channels).permute(0, 3, 1, 2).contiguous()
+        return torch.empty(0, channels, *size)
+    return torch.from_numpy(np.stack(rows)).reshape(len(rows), *size, channels).permute(0, 3, 1, 2).contiguous()
 
 
 def _plain(image: Image.Image) -> Image.Image:

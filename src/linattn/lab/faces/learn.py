@@ -12,21 +12,22 @@ from PIL import Image
 from ..data import orl_faces
 from .embedder import Embedder, whitening_of
 from .evaluate import accuracy, best_threshold, pairs_of, val_at_far
-from .images import Pictures, read_folder, to_tensor
-from .recipe import Recipe, train
+from .images import Pictures, fit, read_folder, to_tensor
+from .networks import NetworkSpec
+from .recipe import VERSION, Recipe, train
 from .sure import calibrate
 
 
-def read(photos: str) -> Pictures:
-    """Pictures of a folder, or the ORL faces by the name `orl` where there is no such folder."""
+def read(photos: str, spec: NetworkSpec) -> Pictures:
+    """Pictures of a folder in a network's size, or the ORL faces by the name `orl` where there is no such folder."""
     if photos != "orl" or Path(photos).is_dir():
-        return read_folder(photos)
+        return read_folder(photos, spec.size, spec.channels)
     faces, people = orl_faces()
     found = Pictures()
     for at, (face, person) in enumerate(zip(faces, people)):
         found.paths.append(Path(f"s{person + 1}/{at % 10 + 1}.pgm"))
         found.people.append(f"s{person + 1}")
-        found.images.append(Image.fromarray(face))
+        found.images.append(fit(Image.fromarray(face), spec.size, spec.channels))
     return found
 
 
@@ -82,5 +83,5 @@ def learn(
 
 def _name(recipe: Recipe, people: list[str], seed: int) -> str:
     """The same for a training that may go on where it was stopped."""
-    facts = [asdict(recipe), people, seed]
+    facts = [VERSION, asdict(recipe), people, seed]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
 """Triplets: an anchor, another picture of the person (positive) and one of somebody else (negative), chosen in a batch.
 
-The loss is max(0, d(a, p) - d(a, n) + margin) with d the SQUARED distance of unit vectors: the mean over triplets above
-zero where they are mined, and over all where they are drawn by lot, because leaving out the others is mining. Miners,
-loss and sampler are those of pytorch-metric-learning.
+The loss is max(0, d(a, p) - d(a, n) + margin) with d the SQUARED distance of unit vectors. Where each pair of anchor and
+positive has one negative (semihard, random), it is the mean over all of them, else over those above zero. Miners, loss
+and sampler are those of pytorch-metric-learning.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,10 @@ from pytorch_metric_learning.utils import common_functions, loss_and_miner_utils
 from torch import Tensor
 
 MARGIN = 0.2
+FARTHEST = 4.0  # squared distance of two unit vectors
 KINDS = {
-    "semihard": "all with a negative farther than the positive, inside the margin: d(a,p) < d(a,n) <= d(a,p) + margin",
+    "semihard": "for every pair of anchor and positive the nearest negative with d(a,n) > d(a,p)",
+    "semihard-all": "all with d(a,p) < d(a,n) <= d(a,p) + margin",
     "hard": "the nearest negative for every pair of anchor and positive",
     "all": "all that have a loss: d(a,n) <= d(a,p) + margin",
     "random": "one negative by lot for each of as many random pairs as there are of anchor and positive",
@@ -41,23 +43,39 @@ class TripletLoss:
             raise ValueError(f"no mining {kind!r}: there are {', '.join(KINDS)}.")
         self.kind, self.margin = kind, margin
         distance = LpDistance(normalize_embeddings=False, power=2)
-        reducer = MeanReducer() if kind == "random" else None  # None: the mean over those above zero
+        reducer = MeanReducer() if kind in ("semihard", "random") else None  # None: the mean over those above zero
         self._loss = TripletMarginLoss(margin, distance=distance, reducer=reducer)
         self._miner = None
         if kind == "hard":
             self._miner = BatchEasyHardMiner(pos_strategy="all", neg_strategy="hard", distance=distance)
+        elif kind == "semihard":
+            self._miner = TripletMarginMiner(FARTHEST, "semihard", distance=distance)
         elif not kind.startswith("random"):
-            self._miner = TripletMarginMiner(margin, kind, distance=distance)
+            self._miner = TripletMarginMiner(margin, kind.removesuffix("-all"), distance=distance)
 
     def mine(self, vectors: Tensor, labels: Tensor) -> Triplets:
         """Anchors, positives and negatives as numbers of rows."""
         if self._miner is None:
             per_anchor = max(1, round(float((labels[:, None] == labels).sum(1).float().mean())) - 1)
             return loss_and_miner_utils.get_random_triplet_indices(labels, t_per_anchor=per_anchor)
-        return loss_and_miner_utils.convert_to_triplets(self._miner(vectors, labels), labels)
+        found = loss_and_miner_utils.convert_to_triplets(self._miner(vectors, labels), labels)
+        return _nearest(vectors, found) if self.kind == "semihard" else found
 
     def __call__(self, vectors: Tensor, labels: Tensor) -> Tensor:
         return self._loss(vectors, labels, self.mine(vectors, labels))
+
+
+@torch.no_grad()
+def _nearest(vectors: Tensor, triplets: Triplets) -> Triplets:
+    """Of the triplets with the same anchor and positive the one with the nearest negative."""
+    anchor, positive, negative = triplets
+    by_distance = torch.cdist(vectors, vectors)[anchor, negative].argsort()
+    pair = (anchor * len(vectors) + positive)[by_distance]
+    pair, by_pair = pair.sort(stable=True)
+    first = torch.ones_like(pair, dtype=torch.bool)
+    first[1:] = pair[1:] != pair[:-1]
+    chosen = by_distance[by_pair[first]]
+    return anchor[chosen], positive[chosen], negative[chosen]
 
 
 def balanced_order(

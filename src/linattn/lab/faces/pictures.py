@@ -21,8 +21,8 @@ def draw(found: dict[str, Any], curves: dict[str, list[Pairs]], path: Path) -> N
 
 def make_figure(found: dict[str, Any], curves: dict[str, list[Pairs]]) -> Figure:
     """ROC of the default beside the baselines, and VAL@FAR over everything that was changed."""
-    panels = {"mining (triplets alone)": found["mining"], "bytes per embedding": found["bytes"]}
-    panels |= {"JPEG quality": found["jpeg"]} | found["ablations"]
+    panels = {f"mining, {found[name]['semihard']['steps']} steps": found[name] for name in ("mining", "mining_slow")}
+    panels |= {"bytes per embedding": found["bytes"], "JPEG quality": found["jpeg"]} | found["ablations"]
     figure = Figure(figsize=(15, 4 + 3.2 * int(np.ceil(len(panels) / 4))), layout="constrained")
     FigureCanvasAgg(figure)
     rows = int(np.ceil(len(panels) / 4))
@@ -70,6 +70,8 @@ def _panel(axis: Axes, name: str, settings: dict[str, dict[str, float]], legend:
         kinds = name.startswith(("mining", "network"))  # no order among them, so no line
         axis.plot(range(len(values)), values, "o" if kinds else "o-", color=colour, label=label)
     axis.set_xticks(range(len(settings)), list(settings))
+    if sum(map(len, settings)) > 40:  # names that would run into each other
+        axis.set_xticks(range(len(settings)), list(settings), rotation=20, ha="right", fontsize=9)
     axis.set(title=name, ylim=(0, 1))
     axis.set_xlim(-0.4, len(settings) - 0.6)
     axis.grid(alpha=0.3)

@@ -20,10 +20,10 @@ from torch.nn.functional import normalize
 from ..data import orl_faces
 from ..data.orl import PEOPLE, PICTURES
 from ..trainer import read_tensors, write_tensors
-from .embedder import Embedder, whitening_of
+from .embedder import Embedder, harmonic_whitening_of, whitening_of
 from .evaluate import Pairs, pairs_of
 from .images import to_tensor
-from .recipe import Recipe, train
+from .recipe import VERSION, Recipe, train
 
 FOLDS = 4
 QUALITIES = (10, 20, 50, 90)
@@ -38,7 +38,8 @@ class Job:
         fold: people 10 fold to 10 fold + 9 are tested, of the others are trained.
         seed: of everything random.
         people: how many to train on; 0 is all.
-        old: trained first, on every second of these people, frozen, and made comparable with (harmonic embeddings).
+        old: trained first, on every second of these people, without whitening, frozen, and made comparable with
+            (harmonic embeddings).
         jpeg: test pictures also after JPEG at the QUALITIES.
     """
 
@@ -51,7 +52,7 @@ class Job:
 
     def name(self) -> str:
         """The same for the same training, whatever computes it."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:20]
+        return hashlib.sha256(json.dumps([VERSION, asdict(self)], sort_keys=True).encode()).hexdigest()[:20]
 
 
 def run_job(job: Job) -> dict[str, Tensor]:
@@ -73,7 +74,7 @@ def run_job(job: Job) -> dict[str, Tensor]:
     old = None
     if job.old is not None:
         half = chosen & torch.isin(labels, torch.unique(labels[chosen])[::2])
-        old = fit(job.old, images, labels, half, job.seed)
+        old = Embedder(job.old.spec, fit(job.old, images, labels, half, job.seed).network)
         found["old"] = old.embed(tested)
     embedder = fit(job.recipe, images, labels, chosen, job.seed, old)
     found["vectors"] = embedder.embed(tested)
@@ -86,13 +87,16 @@ def run_job(job: Job) -> dict[str, Tensor]:
 def fit(
     recipe: Recipe, images: list[Image.Image], labels: Tensor, chosen: Tensor, seed: int, old: Embedder | None = None
 ) -> Embedder:
-    """Trains on the chosen pictures; beside an old embedder, in its space and with its whitening."""
+    """Trains on the chosen pictures; beside an old embedder, so that vectors of both can be compared."""
     spec = recipe.spec
     pictures = to_tensor([image for image, keep in zip(images, chosen.tolist()) if keep], spec.size, spec.channels)
-    if old is not None:
-        return Embedder(spec, train(recipe, pictures, labels[chosen], seed, old=old.network)[0], old.whitening)
-    network, _ = train(recipe, pictures, labels[chosen], seed)
-    return Embedder(spec, network, whitening_of(network, pictures, labels[chosen], recipe.augmentation))
+    labels = labels[chosen]
+    network, _ = train(recipe, pictures, labels, seed, old=None if old is None else old.network)
+    if old is None:
+        whitening = whitening_of(network, pictures, labels, recipe.augmentation)
+    else:
+        whitening = harmonic_whitening_of(network, pictures, labels, recipe.augmentation)
+    return Embedder(spec, network, whitening)
 
 
 def compressed(image: Image.Image, quality: int) -> Image.Image:
@@ -147,18 +151,6 @@ def people_of(fold: int) -> np.ndarray:
 def tested_pairs(results: dict[Job, dict[str, np.ndarray]], jobs: list[Job], part: str) -> list[Pairs]:
     """Pairs of each fold."""
     return [pairs_of(results[job][part], people_of(job.fold)) for job in jobs]
-
-
-def quantised(vectors: np.ndarray, bits: int) -> np.ndarray:
-    """Vectors as whole numbers of so many bits and back: 128 numbers of 8 bits are the paper's 128 bytes.
-
-    One scale for all vectors, about the best for numbers with a normal spread; the few beyond it are cut off.
-    """
-    if bits == 1:
-        return np.sign(vectors) / np.sqrt(vectors.shape[1])
-    top = 2 ** (bits - 1) - 1
-    scale = {8: 4.0, 4: 2.6, 2: 1.2}[bits] / np.sqrt(vectors.shape[1]) / top
-    return np.clip(np.round(vectors / scale), -top, top) * scale
 
 
 def variant(recipe: Recipe, **changes: Any) -> Recipe:

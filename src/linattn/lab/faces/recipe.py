@@ -14,6 +14,7 @@ from .augment import Augmentation, augment
 from .mining import TripletLoss, balanced_order
 from .networks import NetworkSpec, build
 
+VERSION = 2  # of what a recipe means: trainings kept from another one are not used
 SCALE = 12.0  # of cosines in the classification
 BOND = 8.0  # weight of the squared distance between a new vector and the old one of the same picture
 
@@ -24,7 +25,7 @@ class Recipe:
 
     Args:
         spec: the network.
-        mining: semihard, hard, all or random triplets.
+        mining: how triplets are chosen, one of mining.KINDS.
         classes: weight of telling the training people apart by a linear layer (cosines); 0 is the paper's loss alone.
         mirror: mirror images count as pictures of further people, which doubles the people to learn from.
         steps, people, pictures: batches in all, people in a batch, pictures of each.

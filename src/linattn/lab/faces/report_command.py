@@ -9,7 +9,7 @@ from .._commandline import command, describe, progress, require, table, write_js
 
 HELP = """
 Trains the default network on 30 people of the ORL faces and verifies the other 10, four times, for every seed; beside it
-pixels, PCA and Fisherfaces on the same folds, four kinds of mining, harmonic embeddings, and one thing changed at a
+pixels, PCA and Fisherfaces on the same folds, kinds of mining, harmonic embeddings, and one thing changed at a
 time: network, dimension, people, picture size, JPEG quality, bytes. About 20 minutes of two cores; a training that is
 in --folder already is not done again, so a report that was stopped goes on.
 
@@ -94,16 +94,31 @@ def text(found: dict[str, Any]) -> str:
         [k.replace("_", "-"), f"{x:.3f}", f"{found['harmonic_1e-3'][k]:.3f}"] for k, x in found["harmonic"].items()
     ]
     parts.append("\n" + table(rows, " rr"))
+    parts.append(_gain("new-old above old-old", found["harmonic_gain_95"]))
     for name, settings in sections(found).items():
         parts.append("\n" + table([[name, *HEADING], *(_row(k, one) for k, one in settings.items())], " rrrrrr"))
+        if settings is found["mining"]:
+            parts.append(_gain("semi-hard above random", found["mining_gain_95"]))
     parts.append(f"\nfitted in {found['core_minutes']:.1f} core-minutes; this run took {found['minutes']:.1f} minutes")
     return "\n".join(parts)
 
 
 def sections(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What was changed, by name."""
-    parts = {"mining (triplets alone)": found["mining"], "bytes per embedding": found["bytes"]}
-    return parts | {"JPEG quality": found["jpeg"]} | found["ablations"]
+    quick, slow = (f"mining, {found[name]['semihard']['steps']} steps" for name in ("mining", "mining_slow"))
+    parts = {
+        quick: found["mining"],
+        f"{quick}, before whitening": found["mining_before_whitening"],
+        slow: found["mining_slow"],
+        "bytes per embedding": found["bytes"],
+        "JPEG quality": found["jpeg"],
+    }
+    return parts | found["ablations"]
+
+
+def _gain(what: str, gain: dict[str, tuple[float, float]]) -> str:
+    low, high = gain["val_at_far_1e-2"], gain["val_at_far_1e-3"]
+    return f"{what}, 95 % over people: {low[0]:+.3f} to {low[1]:+.3f} at 1e-2, {high[0]:+.3f} to {high[1]:+.3f} at 1e-3"
 
 
 def _list(every: list[dict[str, float]], far: str) -> str:

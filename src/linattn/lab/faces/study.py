@@ -5,12 +5,17 @@ from typing import Any
 import numpy as np
 
 from .evaluate import FARS, Pairs, cross_pairs, figures, interval, pairs_of
+from .mining import KINDS
 from .networks import build
-from .protocol import QUALITIES, Job, over_folds, people_of, quantised, tested_pairs, variant
+from .protocol import QUALITIES, Job, over_folds, people_of, tested_pairs, variant
+from .quantise import from_bytes, to_bytes
 from .recipe import Recipe
 
 Results = dict[Job, dict[str, np.ndarray]]
 SIZES = ((32, 24), (40, 32), (56, 48))
+# Mining shows in how fast is learned: few steps, with the rate that is best for semi-hard and for random triplets alike;
+# and many steps, after which everything in a batch is told apart, with the rate that is best there.
+QUICK, SLOW = (30, 4e-3), (150, 1e-3)
 
 
 class Study:
@@ -18,23 +23,21 @@ class Study:
 
     Args:
         recipe: the default.
-        seeds: how many for the default; two at most for semi-hard and random mining, one for all else.
-            Mining and ablations have half the steps, their own default among them.
+        seeds: how many for the default, harmonic embeddings and kinds of mining (twice as many for semi-hard and random
+            ones); one for all else. Ablations have half the steps, their own default among them.
         ablations: whether to change one thing at a time.
     """
 
     def __init__(self, recipe: Recipe, seeds: int = 3, ablations: bool = True):
         self.recipe, self.seeds = recipe, seeds
         self.default = [over_folds(recipe, seed, jpeg=seed == 0) for seed in range(seeds)]
-        # The classification beside the triplets would hide what mining does: the paper's loss alone.
         half = variant(recipe, steps=max(1, recipe.steps // 2))
-        bare = variant(half, classes=0.0)
-        several = {"semihard": min(2, seeds), "random": min(2, seeds), "random-violating": 1, "hard": 1, "all": 1}
-        self.mining = {
-            kind: [over_folds(variant(bare, mining=kind), seed) for seed in range(count)]
-            for kind, count in several.items()
-        }
-        self.harmonic = over_folds(variant(recipe, steps=max(1, recipe.steps * 2 // 3), lr=recipe.lr / 2), 0, old=half)
+        twice = ("semihard", "random")
+        self.mining = {kind: self._mined(kind, *QUICK, seeds * (2 if kind in twice else 1)) for kind in KINDS}
+        self.mining_slow = {kind: self._mined(kind, *SLOW, seeds) for kind in twice}
+        old = variant(half, kind="tiny", size=(40, 32))
+        new = variant(old, steps=max(1, recipe.steps * 2 // 3), lr=recipe.lr / 10)
+        self.harmonic = [over_folds(new, seed, old=old) for seed in range(seeds)]
         self.ablations: dict[str, dict[str, list[Job]]] = {}
         if ablations:
             self.ablations = {
@@ -44,9 +47,16 @@ class Study:
                 "image size": {f"{h} x {w}": _changed(half, size=(h, w)) for h, w in SIZES},
             }
 
+    def _mined(self, kind: str, steps: int, lr: float, seeds: int) -> list[list[Job]]:
+        """Trainings with the paper's loss alone: the classification beside it would hide what mining does."""
+        steps = min(steps, self.recipe.steps)
+        recipe = variant(self.recipe, kind="tiny", size=SIZES[0], classes=0.0, mining=kind, steps=steps, lr=lr)
+        return [over_folds(recipe, seed) for seed in range(seeds)]
+
     def jobs(self) -> list[Job]:
         """All, without repetition, the default first."""
-        nested = [*self.default, self.harmonic, *(run for runs in self.mining.values() for run in runs)]
+        kinds = [*self.mining.values(), *self.mining_slow.values()]
+        nested = [*self.default, *self.harmonic, *(run for runs in kinds for run in runs)]
         nested += [jobs for settings in self.ablations.values() for jobs in settings.values()]
         return list(dict.fromkeys(job for jobs in nested for job in jobs))
 
@@ -59,11 +69,7 @@ class Study:
         found["interval_95"] = {_key(far): interval(runs, far) for far in FARS}
         found["by_seed"] = by_seed
         found["by_fold"] = [_mean([figures([run[k]]) for run in runs], "val") for k in range(len(runs[0]))]
-        found["harmonic"], found["harmonic_1e-3"] = self._harmonic(results)
-        found["mining"] = {
-            kind: _mean([figures(tested_pairs(results, jobs, "plain")) for jobs in kinds]) | {"seeds": len(kinds)}
-            for kind, kinds in self.mining.items()
-        }
+        found |= self._harmonic(results) | self._mining(results)
         found["baselines"] = baselines
         found["without_whitening"] = _mean([figures(tested_pairs(results, jobs, "plain")) for jobs in self.default])
         found["bytes"] = self._bytes(results)
@@ -78,16 +84,46 @@ class Study:
         found["core_minutes"] = sum(float(results[job]["seconds"]) for job in self.jobs()) / 60
         return found
 
-    def _harmonic(self, results: Results) -> tuple[dict[str, float], dict[str, float]]:
+    def _harmonic(self, results: Results) -> dict[str, Any]:
         """VAL at both rates of false acceptance, for pairs of old vectors, of a new with an old, and of new ones."""
-        kinds: dict[str, list[Pairs]] = {"old_old": [], "new_old": [], "new_new": []}
-        for job in self.harmonic:
-            old, new, people = results[job]["old"], results[job]["vectors"], people_of(job.fold)
-            for kind, (a, b) in {"old_old": (old, old), "new_old": (new, old), "new_new": (new, new)}.items():
-                kinds[kind].append(cross_pairs(a, b, people))
-        every = {kind: figures(folds) for kind, folds in kinds.items()}
+
+        def runs(first: str, second: str) -> list[list[Pairs]]:
+            every = [[(results[job], people_of(job.fold)) for job in jobs] for jobs in self.harmonic]
+            return [[cross_pairs(one[first], one[second], people) for one, people in run] for run in every]
+
+        kinds = {
+            "old_old": runs("old", "old"),
+            "new_old": runs("vectors", "old"),
+            "new_new": runs("vectors", "vectors"),
+        }
+        every = {kind: _mean([figures(run) for run in runs]) for kind, runs in kinds.items()}
         easy, strict = ({kind: one[_key(far)] for kind, one in every.items()} for far in FARS)
-        return easy, strict
+        return {
+            "harmonic": easy,
+            "harmonic_1e-3": strict,
+            "harmonic_gain_95": {_key(far): interval(kinds["new_old"], far, kinds["old_old"]) for far in FARS},
+        }
+
+    def _mining(self, results: Results) -> dict[str, Any]:
+        """Figures of each kind, and how far semi-hard triplets are above random ones over the seeds."""
+
+        def runs(kinds: list[list[Job]], part: str = "vectors") -> list[list[Pairs]]:
+            return [tested_pairs(results, jobs, part) for jobs in kinds]
+
+        def means(every: dict[str, list[list[Job]]], part: str = "vectors") -> dict[str, dict[str, float]]:
+            return {
+                kind: _mean([figures(run) for run in runs(kinds, part)])
+                | {"seeds": len(kinds), "steps": kinds[0][0].recipe.steps}
+                for kind, kinds in every.items()
+            }
+
+        semihard, random = runs(self.mining["semihard"]), runs(self.mining["random"])
+        return {
+            "mining": means(self.mining),
+            "mining_before_whitening": means(self.mining, "plain"),
+            "mining_slow": means(self.mining_slow),
+            "mining_gain_95": {_key(far): interval(semihard, far, random) for far in FARS},
+        }
 
     def _bytes(self, results: Results) -> dict[str, dict[str, float]]:
         found = {}
@@ -95,7 +131,9 @@ class Study:
             folds = []
             for job in self.default[0]:
                 vectors = results[job]["vectors"]
-                folds.append(pairs_of(vectors if bits == 32 else quantised(vectors, bits), people_of(job.fold)))
+                folds.append(
+                    pairs_of(vectors if bits == 32 else from_bytes(to_bytes(vectors, bits)), people_of(job.fold))
+                )
             found[str(self.recipe.spec.dim * bits // 8)] = figures(folds)
         return found
 

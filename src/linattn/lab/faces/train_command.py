@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         pictures=args.pictures,
         lr=args.lr,
     )
-    pictures = learn.read(args.photos)
+    pictures = learn.read(args.photos, spec)
     print(pictures.report())
     embedder = learn.learn(recipe, pictures, args.held_out, args.seed, args.model)
     embedder.save(args.model)
