@@ -36,16 +36,16 @@ def test_the_text_is_made_to_repeat_itself():
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bert"])
 def test_calibration_is_saved_and_found(family, tmp_path):
     model, ids = build(family), tokens(1, 300)
-    before = logits(model, ids)
-    found = calibrate(model, ids, 24, kernel=NearFar(**KERNEL), save=tmp_path, progress=False)
+    before, folder = logits(model, ids), tmp_path / "budgets"  # made by calibrate
+    found = calibrate(model, ids, 24, kernel=NearFar(**KERNEL), save=folder, progress=False)
     assert torch.equal(logits(model, ids), before)
     assert found.mean_slots <= 24
     assert (found.errors[..., -1] < 1e-6).all()  # as many slots as tokens is exact
     assert (found.errors[..., 0] > 1e-6).any()
-    again = Calibration.load(tmp_path)
+    again = Calibration.load(folder)
     assert again.budgets == found.budgets
     assert torch.equal(again.errors, found.errors)
-    model.config.name_or_path = model.name_or_path = str(tmp_path)
+    model.config.name_or_path = model.name_or_path = str(folder)
     attach(model)
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
     assert [k.slots for k in attached] == [tuple(m) for m in found.budgets.values()]

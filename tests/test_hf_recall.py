@@ -1,5 +1,7 @@
 """Recall inside pretrained models: handed out by calibration, carried by the cache, measured by needles."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -11,10 +13,12 @@ from linattn.hf.calibrate import price_of_recall
 from linattn.hf.needle import FACTS, find_needles
 from test_hf_models import KERNEL, WIDE, build, logits, tokens
 
+calibrating = import_module("linattn.hf.calibrate")  # the package has the function under this name
+
 
 def test_generation_with_the_state_is_generation_without():
     model, ids = build("llama"), tokens(2, 60)
-    attach(model, NearFar(**KERNEL, recall=[2, 0], recall_half=True))
+    attach(model, NearFar(**KERNEL, recall=[2, 0], recall_bits=8))
     options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     quick = model.generate(ids, past_key_values=StateCache(model), **options)
     assert torch.equal(quick, model.generate(ids, use_cache=False, **options))
@@ -38,12 +42,13 @@ def test_a_cache_with_recall_is_saved_forked_and_cropped(tmp_path):
         torch.testing.assert_close(model(ids[:, 100:], past_key_values=fork).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path):
+def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrating, "RECALL_FROM", 0.0)
     model, ids = build("llama"), tokens(1, 300)
-    kernel = NearFar(**KERNEL, recall_half=True)
+    kernel = NearFar(**KERNEL, recall_bits=16)
     kept = price_of_recall(kernel, 64, 8)
     found = calibrate(model, ids, 100, kernel=kernel, recall=100, recall_price=kept, save=tmp_path, progress=False)
-    assert {(o.slots, o.price) for o in found.options if o.recall} == {(m, m + kept) for m in (0, 32, 96, 256)}
+    assert {(o.slots, o.price) for o in found.options if o.recall} == {(m, m + kept) for m in (0, 32, 128)}
     assert [o.price for o in found.options] == sorted(o.price for o in found.options)
     exact = [found.errors[..., i] for i, o in enumerate(found.options) if o.recall]
     assert all((error < 1e-5).all() for error in exact)  # a hundred blocks are all there are
@@ -60,9 +65,17 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path):
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
     assert [k.recalls(2) for k in attached] == [tuple(row) for row in found.recall.values()]
     assert [k.slots for k in attached] == [tuple(row) for row in found.budgets.values()]
-    assert all(k.recall_half and k.window == 16 for k in attached)
+    assert all(k.recall_bits == 16 and k.window == 16 for k in attached)
     detach(model)
     assert Calibration.load(tmp_path).options == found.options
+
+
+def test_recall_is_not_tried_for_heads_that_lose_little(monkeypatch):
+    monkeypatch.setattr(calibrating, "RECALL_FROM", 1.0)
+    found = calibrate(build("llama"), tokens(1, 300), 100, kernel=NearFar(**KERNEL), recall=100, progress=False)
+    plain = {o.slots: found.errors[..., i] for i, o in enumerate(found.options) if not o.recall}
+    assert all(torch.equal(found.errors[..., i], plain[o.slots]) for i, o in enumerate(found.options) if o.recall)
+    assert not any(any(row) for row in found.recall.values())
 
 
 def test_recall_is_refused_where_attention_is_not_causal():

@@ -103,43 +103,65 @@ def test_rows_of_the_implied_attention_sum_to_one():
 
 
 def test_memory_grows_for_the_heads_with_recall_alone():
-    sizes = {}
-    for recall, half in (((0, 0), False), ((0, 1), False), ((1, 1), False), ((1, 1), True)):
-        for N in (200, 600):
-            kernel = NearFar(**SMALL, recall=recall, recall_half=half)
-            state = attention(*tensors(N, batch=1), kernel=kernel, return_state=True, **CAUSAL)[1]
-            sizes[recall, half, N] = state.nbytes
-    grown = {(recall, half): sizes[recall, half, 600] - sizes[recall, half, 200] for recall, half, _ in sizes}
-    token = 4 * (14 + 2) + 12  # key and value, bounds of 8 keys, place and share
-    assert grown[(0, 0), False] == 0
-    assert grown[(0, 1), False] == 400 * token
-    assert grown[(1, 1), False] == 2 * grown[(0, 1), False]
-    assert grown[(1, 1), True] == 2 * 400 * (token - 2 * (14 + 2))
+    def grown(recall, bits):
+        kernel = NearFar(**SMALL, recall=recall, recall_bits=bits)
+        short, long = (
+            attention(*tensors(N, batch=1), kernel=kernel, return_state=True, **CAUSAL)[1] for N in (200, 600)
+        )
+        return (long.nbytes - short.nbytes) / 400
+
+    assert grown((0, 0), 32) == 0
+    # key and value of 8 and 6 numbers, bounds of 8 keys, place and share
+    for bits, token in ((32, 4 * (14 + 2) + 12), (16, 2 * (14 + 2) + 12), (8, 14 + 2 * (2 + 1) + 12)):
+        assert grown((0, 1), bits) == token
+        assert grown((1, 1), bits) == 2 * token
+        assert NearFar(**SMALL, recall=1, recall_bits=bits).recall_bytes(8, 6) == token
 
 
-def test_the_formula_counts_what_is_kept():
-    for half in (False, True):
-        kernel = NearFar(64, 32, recall=[0, 4], recall_half=half)
-        state = attention(*tensors(1000, batch=1), kernel=kernel, return_state=True, **CAUSAL)[1]
-        counted = linattn.measure.cost(kernel, 1000, 8, 6, is_causal=True)
-        assert counted.state_bytes * 2 == pytest.approx(state.nbytes, rel=0.1)
-        assert counted.flops > linattn.measure.cost(NearFar(64, 32), 1000, 8, 6, is_causal=True).flops
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_the_formula_counts_what_is_kept(bits):
+    kernel = NearFar(64, 32, recall=[0, 4], recall_bits=bits)
+    state = attention(*tensors(1000, batch=1), kernel=kernel, return_state=True, **CAUSAL)[1]
+    counted = linattn.measure.cost(kernel, 1000, 8, 6, is_causal=True)
+    assert counted.state_bytes * 2 == pytest.approx(state.nbytes, rel=0.1)
+    assert counted.flops > linattn.measure.cost(NearFar(64, 32), 1000, 8, 6, is_causal=True).flops
 
 
-def test_half_precision_costs_little():
+@pytest.mark.parametrize(("bits", "dtype", "lost"), [(16, torch.float16, 2e-3), (8, torch.int8, 1e-2)])
+def test_fewer_bits_cost_little(bits, dtype, lost):
     q, k, v = copying()
     truth = exact(q, k, v, is_causal=True)
-    kernel = NearFar(**SMALL, recall=4, recall_half=True)
+    kernel = NearFar(**SMALL, recall=4, recall_bits=bits)
     whole = attention(q, k, v, kernel=kernel, **CAUSAL)
-    assert abs(error(whole, truth) - error(attention(q, k, v, kernel=recalling(4), **CAUSAL), truth)) < 2e-3
+    assert abs(error(whole, truth) - error(attention(q, k, v, kernel=recalling(4), **CAUSAL), truth)) < lost
     pieces, state = in_pieces(q, k, v, [250] + [1] * 150, kernel)
-    assert state.kept.dtype == torch.float16
+    assert state.kept.dtype == dtype
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=0)
 
 
-def test_state_saved_forked_and_selected(tmp_path):
+def test_rows_in_8_bits_go_on_from_their_own_positions():
+    q, k, v = tensors(220, batch=2)
+    kernel = NearFar(**SMALL, recall=2, recall_bits=8)
+    mask = torch.ones(2, 220, dtype=torch.bool)
+    mask[0, :37] = False
+    alone = [attention(*(x[r : r + 1, :, mask[r]] for x in (q, k, v)), kernel=kernel, **CAUSAL) for r in range(2)]
+    out, state = in_pieces(q, k, v, [150, 1, 30, 39], kernel, mask)
+    for row in range(2):
+        torch.testing.assert_close(out[row : row + 1, :, mask[row]], alone[row], atol=1e-5, rtol=0)
+    _, whole = attention(q, k, v, kernel=kernel, key_mask=mask, return_state=True, **CAUSAL)
+    assert torch.equal(state.kept, whole.kept)
+
+
+def test_8_bits_carry_no_gradient():
+    q, k, v = (x.requires_grad_() for x in tensors(200))
+    with pytest.raises(ValueError, match="recall_bits=32"):
+        attention(q, k, v, kernel=NearFar(**SMALL, recall=2, recall_bits=8), **CAUSAL)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_state_saved_forked_and_selected(bits, tmp_path):
     q, k, v = tensors(200)
-    kernel = recalling([0, 2], slots=[8, 40])
+    kernel = recalling([0, 2], slots=[8, 40], recall_bits=bits)
     first, rest = ([x[:, :, :150] for x in (q, k, v)], [x[:, :, 150:] for x in (q, k, v)])
     _, state = attention(*first, kernel=kernel, return_state=True, **CAUSAL)
     expected = attention(*rest, kernel=kernel, state=state, **CAUSAL)
@@ -229,6 +251,8 @@ def test_bad_arguments_say_what_is_wrong():
     q, k, v = tensors(100)
     with pytest.raises(ValueError, match="recall must be at least 0"):
         NearFar(recall=-1)
+    with pytest.raises(ValueError, match="32, 16 or 8, got 4"):
+        NearFar(recall=2, recall_bits=4)
     with pytest.raises(ValueError, match="recall for 3 kv heads"):
         attention(q, k, v, kernel=NearFar(recall=[1, 2, 3]), **CAUSAL)
     with pytest.raises(ValueError, match="recall serves causal attention"):

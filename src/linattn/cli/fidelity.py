@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
     parser.add_argument(
-        "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 4096)"
+        "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 8192)"
     )
     parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for file in [*args.text, *([args.calibrate] if args.calibrate else [])]:
         if not Path(file).is_file():
             raise SystemExit(f"linattn fidelity: there is no file {file}.")
-    check_writable(args.json, args.html)
+    check_writable(args.json, args.html, f"{args.save}/budgets" if args.save else None)
     result = measure(args)
     print(as_text(result))
     if args.json:
@@ -81,9 +81,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
     slots = 128 if args.slots is None else args.slots
-    kernel, found = NearFar(args.window, slots, recall_half=True), None
+    kernel, found = NearFar(args.window, slots, recall_bits=8), None
     if args.calibrate:
-        ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 4096))
+        ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 8192))
         price = {"recall": args.recall, "recall_price": args.recall_price}
         found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
     elif args.calibration:

@@ -81,6 +81,7 @@ class Calibration:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
         path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
         tried = [asdict(option) for option in self.options]
         content = {"kernel": self.kernel, "options": tried, "chosen": {str(k): v for k, v in self.chosen.items()}}
         _safetensors.save(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,11 @@ from .budgets import Calibration, Option, hand_out
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 
 _PROBE = "linattn_probe"
-BESIDE_RECALL = (0, 32, 96, 256)  # slots that are tried for heads with recall
+BESIDE_RECALL = (0, 32, 128)  # slots that are tried for heads with recall
+RECALL_FROM = 0.005  # the part of their layer's output that heads lose without it, from which on recall is tried
+
+# kernel, the kv heads to measure or None for all -> an error for each
+Measure = Callable[[NearFar, Sequence[int] | None], Tensor]
 
 
 def calibrate(
@@ -35,13 +40,13 @@ def calibrate(
     """Measures which heads need many slots and hands out `mean_slots` per kv head on average.
 
     The text is made to repeat itself, so that heads which copy from far back show; a head may get as many slots as there
-    are tokens, or recall instead where that removes more error for its memory. About twenty forward passes of the text; two
-    thousand tokens of ordinary prose are enough.
+    are tokens, or recall instead where that removes more error for its memory. About twenty forward passes of the text. Its
+    length should be that of the texts to come: how many slots a head needs depends on it.
 
     Args:
         model: a model that nothing is attached to.
         input_ids: (1, tokens) of a text.
-        kernel: the NearFar whose window, sinks, block, alpha and recall_half are used.
+        kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: the slots that what a recalling head keeps is counted as; if not given, the memory it takes for a text
             as long as this. Less gives recall to more heads.
@@ -51,7 +56,9 @@ def calibrate(
         raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
-    near_far = kernel or NearFar()
+    if save is not None:  # a folder that cannot be made fails before the work
+        Path(save).mkdir(parents=True, exist_ok=True)
+    near_far = kernel or NearFar(recall_bits=8)
     ids = repeating(input_ids)
     modules = [module for _, module in _measured(model)]
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
@@ -59,12 +66,11 @@ def calibrate(
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
     if recall:
         kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
-        options = sorted(
-            [*options, *(Option(m, recall, m + kept) for m in BESIDE_RECALL)], key=lambda option: option.price
-        )
-    kernels = [near_far.with_slots(option.slots, option.recall) for option in options]
-    errors = torch.stack(measure_layers(model, ids, lambda _: kernels, progress))
-    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_half")}
+        options += [Option(m, recall, m + kept) for m in BESIDE_RECALL]
+    errors = torch.stack(measure_layers(model, ids, lambda _, measure: _try(near_far, options, ids, measure), progress))
+    order = sorted(range(len(options)), key=lambda i: options[i].price)
+    options, errors = [options[i] for i in order], errors[..., order]
+    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
     rows = hand_out(errors, [option.price for option in options], mean_slots)
     result = Calibration(shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows)))
     if save is not None:
@@ -82,37 +88,62 @@ def repeating(input_ids: Tensor) -> Tensor:
 def sizes_to_try(largest: int) -> list[int]:
     """Numbers of slots, each a half or a third more than the one before: coarser steps waste slots."""
     steps = sorted(step << i for step in (8, 12) for i in range(largest.bit_length()))
-    return [0, *(m for m in steps if m < largest), largest]
+    return [0, *(m for m in steps if largest // 256 <= m < largest), largest]
 
 
 def price_of_recall(kernel: NearFar, length: int, dim: int) -> int:
     """What a head with recall keeps of a text, in slots."""
-    size = 2 if kernel.recall_half else 4
-    token = size * (2 * dim + 2 * dim / kernel.recall_unit) + 12  # key and value, bounds, place and share
-    return round(max(0, length - kernel.window) * token / (4 * (2 * dim + 1)))
+    return round(max(0, length - kernel.window) * kernel.recall_bytes(dim, dim) / (4 * (2 * dim + 1)))
+
+
+def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measure) -> Tensor:
+    """Errors (kv heads, options) of one layer; options with recall come last.
+
+    Recall is slow to measure, and tried where it may pay: elsewhere it counts as the same slots without it.
+    """
+    plain: dict[int, Tensor] = {}
+    for slots in sorted({option.slots for option in options}):
+        whole = slots > 0 and slots + kernel.window + kernel.sinks >= ids.shape[1]
+        plain[slots] = plain[0] * 0 if whole else measure(kernel.with_slots(slots, 0), None)
+    columns = []
+    for option in options:
+        column = plain[option.slots].clone()
+        copying = (plain[max(BESIDE_RECALL)] > RECALL_FROM).nonzero().flatten().tolist() if option.recall else []
+        if copying:
+            column[copying] = measure(kernel.with_slots(option.slots, option.recall), copying)
+        columns.append(column)
+    return torch.stack(columns, -1)
 
 
 def measure_layers(
-    model: PreTrainedModel, ids: Tensor, kernels: Callable[[int], Sequence[NearFar]], progress: bool = False
+    model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Measure], Tensor], progress: bool = False
 ) -> list[Tensor]:
-    """Errors (kv heads, kernels) of every global attention layer, given exact inputs.
+    """What `visit` returns for every global attention layer, given exact inputs: it gets the layer's index and its errors.
 
-    kernels: layer index -> what to try there. An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's
-    part in the numerator and of the whole layer in the denominator.
+    An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
+    in the denominator.
     """
     modules = _measured(model)
     rows: dict[int, Tensor] = {}
     with tqdm(total=len(modules), desc="layers", disable=not progress) as bar, _probing(model) as probe:
 
-        def measure(
+        def show(
             module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
         ) -> None:
-            size_of = _sizes_by_head(module, key.shape[1], query.shape[1] // key.shape[1], value.shape[-1])
-            outs = (attention(query, key, value, kernel=k, **options) for k in kernels(module.layer_idx))
-            rows[id(module)] = torch.stack([size_of(out - exact) for out in outs], -1) / size_of(exact).sum()
+            H, G = key.shape[1], query.shape[1] // key.shape[1]
+            size_of = _sizes_by_head(module, H, G, value.shape[-1])
+            total = size_of(exact, range(H)).sum()
+
+            def measure(kernel: NearFar, heads: Sequence[int] | None) -> Tensor:
+                heads = range(H) if heads is None else heads
+                queries = [h * G + g for h in heads for g in range(G)]
+                out = attention(query[:, queries], key[:, list(heads)], value[:, list(heads)], kernel=kernel, **options)
+                return size_of(out - exact[:, queries], heads) / total
+
+            rows[id(module)] = visit(module.layer_idx, measure)
             bar.update()
 
-        probe.append(measure)
+        probe.append(show)
         with torch.inference_mode():
             model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
     return [rows[id(module)] for _, module in modules]
@@ -125,8 +156,8 @@ def _measured(model: PreTrainedModel) -> list[tuple[str, Any]]:
     return found
 
 
-def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tensor], Tensor]:
-    """|W_o x|^2 of each kv head's part, as a function of x (B, H G, L, M)."""
+def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    """|W_o x|^2 of each kv head's part, as a function of x (B, h G, L, M) and the h kv heads that it belongs to."""
     weight = _output_weight(module)
     if weight is None:
         gram = torch.eye(G * M).expand(H, -1, -1)
@@ -134,9 +165,9 @@ def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tenso
         parts = weight.reshape(-1, H, G * M).transpose(0, 1)  # (H, hidden, G M)
         gram = parts.mT @ parts
 
-    def size_of(x: Tensor) -> Tensor:
-        rows = x.float().unflatten(1, (H, G)).transpose(2, 3).flatten(3).transpose(0, 1).flatten(1, 2)  # (H, B L, G M)
-        return ((rows @ gram) * rows).sum((1, 2))
+    def size_of(x: Tensor, heads: Sequence[int]) -> Tensor:
+        rows = x.float().unflatten(1, (-1, G)).transpose(2, 3).flatten(3).transpose(0, 1).flatten(1, 2)  # (h, B L, G M)
+        return ((rows @ gram[list(heads)]) * rows).sum((1, 2))
 
     return size_of
 

@@ -16,7 +16,7 @@ from ..kernels import Kernel
 from ..nearfar import NearFar
 from .attach import attach, detach
 from .cache import StateCache
-from .calibrate import measure_layers
+from .calibrate import Measure, measure_layers
 
 CHUNK = 1024  # tokens that go through a language model at once
 
@@ -102,8 +102,7 @@ def cache_bytes(cache: Any) -> int:
 def layer_errors(model: PreTrainedModel, ids: Tensor, kernel: NearFar | Mapping[int, NearFar]) -> list[float]:
     """Relative error of each attention layer's output, given exact inputs."""
 
-    def kernels(layer: int) -> list[NearFar]:
-        return [kernel if isinstance(kernel, NearFar) else kernel[layer]]
+    def error(layer: int, measure: Measure) -> Tensor:
+        return measure(kernel if isinstance(kernel, NearFar) else kernel[layer], None)
 
-    table = measure_layers(model, ids, kernels)
-    return [float(row.sum().sqrt()) for row in table]
+    return [float(row.sum().sqrt()) for row in measure_layers(model, ids, error)]

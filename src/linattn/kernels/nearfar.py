@@ -27,7 +27,7 @@ class NearFar(Kernel):
         alpha: how much a slot's expected weight protects it from being merged; 0 looks at distances alone.
         recall: blocks of 8 far tokens that every query attends to exactly, the most promising for it; a number, or one for
             each kv head. Heads with recall keep all their far tokens: their memory grows with the sequence. Causal only.
-        recall_half: keep those in half precision.
+        recall_bits: 32 keeps those as they are, 16 in half precision, 8 in a quarter.
     """
 
     stands_for_softmax = True
@@ -42,7 +42,7 @@ class NearFar(Kernel):
         alpha: float = 0.25,
         *,
         recall: int | Sequence[int] | Tensor = 0,
-        recall_half: bool = False,
+        recall_bits: int = 32,
         dim: int | None = None,
     ):
         super().__init__(dim)
@@ -55,7 +55,9 @@ class NearFar(Kernel):
         self.slots: int | tuple[int, ...] = _read_numbers("slots", slots)
         blocks = _read_numbers("recall", recall)
         self.recall: int | tuple[int, ...] = blocks if isinstance(blocks, int) or any(blocks) else 0
-        self.recall_half = bool(recall_half)
+        if recall_bits not in (32, 16, 8):
+            raise ValueError(f"NearFar: recall_bits must be 32, 16 or 8, got {recall_bits}.")
+        self.recall_bits = int(recall_bits)
 
     def budgets(self, heads: int) -> tuple[int, ...]:
         """The slots of each kv head."""
@@ -81,7 +83,7 @@ class NearFar(Kernel):
             self.block,
             self.alpha,
             recall=self.recall if recall is None else recall,
-            recall_half=self.recall_half,
+            recall_bits=self.recall_bits,
             dim=self.dim,
         )
 
@@ -89,6 +91,12 @@ class NearFar(Kernel):
     def recall_unit(self) -> int:
         """Tokens in a block of recall, of which a whole number must make a block of merging."""
         return max(n for n in range(1, RECALL_UNIT + 1) if self.block % n == 0)
+
+    def recall_bytes(self, dim: int, value_dim: int) -> float:
+        """What a head with recall keeps for each far token: key and value, its part of the bounds, place and share."""
+        unit = self.recall_unit
+        bounds = (2 * dim + (unit if self.recall_bits == 8 else 0)) * max(16, self.recall_bits) / unit
+        return ((dim + value_dim) * self.recall_bits + bounds) / 8 + 12
 
     @property
     def stride(self) -> int:
@@ -110,7 +118,7 @@ class NearFar(Kernel):
     def extra_repr(self) -> str:
         text = f"window={self.window}, slots={self.slots}, sinks={self.sinks}, block={self.block}, alpha={self.alpha:g}"
         if self.recall:
-            text += f", recall={self.recall}" + (", recall_half=True" if self.recall_half else "")
+            text += f", recall={self.recall}" + (f", recall_bits={self.recall_bits}" if self.recall_bits < 32 else "")
         return text
 
 

@@ -70,6 +70,5 @@ def _near_far(kernel: NearFar, tokens: int, dim: int, value_dim: int, is_causal:
             far, unit = max(0, tokens - kernel.window), kernel.recall_unit
             pairs = far * min(far, 2 * recalled * unit) / 2
             flops += (far**2 / unit * 2 * dim + pairs * 2 * (dim + value_dim)) / len(blocks)
-            size = 2 if kernel.recall_half else 4
-            total += far * (size * (dim + value_dim + 2 * dim / unit) + 12) / len(blocks)
+            total += far * kernel.recall_bytes(dim, value_dim) / len(blocks)
     return Cost(round(flops), round(total), None)

@@ -9,8 +9,8 @@ from ..kernels.base import compute_dtype
 from ..kernels.nearfar import NearFar
 from . import native, slots
 from .full import Merge
+from .kept import Kept
 from .part import Part, fits
-from .recall import Kept
 from .state import Memory, NearFarState
 
 
@@ -48,7 +48,7 @@ def attend(
         memories = [Memory.empty(x, len(hs), G, D, M, kernel.sinks, samples) for _, hs in groups]
         for memory, (_, members) in zip(memories, groups):
             if blocks := max((recall[h] for h in members[:1]), default=0):
-                memory.kept = Kept.empty(x, len(members), D, M, blocks, kernel.recall_unit, kernel.recall_half)
+                memory.kept = Kept.empty(x, len(members), D, M, blocks, kernel.recall_unit, kernel.recall_bits)
         tokens, merged = [0] * B, [0] * B
     else:
         _check_groups(state, G, D)

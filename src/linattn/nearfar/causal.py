@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels.nearfar import NearFar
 from . import recall, slots
 from .grid import Grid
+from .kept import Kept
 from .state import Memory
 from .step import HIDDEN, attend_few, fill_sinks, plain, step
 
@@ -118,7 +119,7 @@ class _View:
         self.later = torch.ones(kernel.block, kernel.block, dtype=torch.bool, device=starts.device).triu(1)
 
     def attend(
-        self, i: int, query: Tensor, near: Tensor, sink: Tensor, far: Tensor, bias: Tensor, kept: recall.Kept | None
+        self, i: int, query: Tensor, near: Tensor, sink: Tensor, far: Tensor, bias: Tensor, kept: Kept | None
     ) -> Tensor:
         """Block i: queries (B, H, G, block, D), near (B, H, window + block, E), slots (B, H, c, E): (B, H, G, block, M)."""
         B, H, G, L, D = query.shape

@@ -9,51 +9,16 @@ the slots they went into, by the share that the slot keeps of each: with Z the d
 and likewise for the numerator. So recall corrects an output that was computed without it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from .kept import Kept
+
 SPREAD = 2.0  # standard deviations above the mean at which the best of a block's keys is expected
 HIDDEN = -1e30  # as in step.py
 PIECE = 64  # queries that share the blocks which they gather
-
-
-@dataclass
-class Kept:
-    """The far tokens of some kv heads. A token's cell is its position plus a shift, the same for all rows and calls.
-
-    Attributes:
-        entries: (B, H, cells, E), in the type that they are kept in.
-        bounds: (B, H, cells / unit, 2 D), means and variances of the keys of each block, in that type too.
-        place: (B, H, cells), the slot that a token went into.
-        share: (B, H, cells), log of its share there; -inf for a cell that holds no far token.
-        blocks, unit: how many blocks are recalled, and the tokens in each.
-    """
-
-    entries: Tensor
-    bounds: Tensor
-    place: Tensor
-    share: Tensor
-    blocks: int
-    unit: int
-
-    @staticmethod
-    def empty(like: Tensor, heads: int, dim: int, value_dim: int, blocks: int, unit: int, half: bool) -> "Kept":
-        shape, dtype = (like.shape[0], heads, 0), torch.float16 if half else like.dtype
-        return Kept(
-            entries=like.new_zeros(*shape, dim + value_dim, dtype=dtype),
-            bounds=like.new_zeros(*shape, 2 * dim, dtype=dtype),
-            place=like.new_zeros(shape, dtype=torch.int64),
-            share=like.new_zeros(shape),
-            blocks=blocks,
-            unit=unit,
-        )
-
-    def head(self, h: int) -> "Kept":
-        """Of one kv head alone."""
-        entries, bounds, place, share = (x[:, h : h + 1] for x in (self.entries, self.bounds, self.place, self.share))
-        return replace(self, entries=entries, bounds=bounds, place=place, share=share)
 
 
 class Trail:
@@ -68,7 +33,7 @@ class Trail:
         self.ends = ends.amax((0, 2)).cummax(0).values.clamp_min(kept.share.shape[2]).tolist()
         self.kept = kept
         if bool(fresh.any()):
-            self.kept = _extended(kept, arriving, self.cell.flatten(1), fresh.flatten(1), self.ends[-1], dim)
+            self.kept = kept.extended(arriving, self.cell.flatten(1), fresh.flatten(1), self.ends[-1], dim)
 
     def enter(self, i: int, first: int, moved: tuple[Tensor, Tensor] | None) -> None:
         """Block i is merged: its tokens came as slots from `first` on, and all slots `moved` (see `follow`)."""
@@ -127,8 +92,8 @@ def correct(out: Tensor, level: Tensor, query: Tensor, slots: Tensor, bias: Tens
         seen = chosen.gather(3, index.unsqueeze(2).expand(-1, -1, L, -1)).repeat_interleave(unit, -1)
     if count == 0:
         return out
-    tokens, place, share = (_take_blocks(x, index, unit) for x in (kept.entries, kept.place, kept.share))
-    tokens, x = tokens.to(out.dtype), query.flatten(2, 3)
+    tokens, place, share = kept.take(index, out)
+    x = query.flatten(2, 3)
     hidden = ~(seen & (share > -torch.inf).unsqueeze(2)).repeat(1, 1, G, 1)  # (B, H, G L, cells)
     level = level.flatten(2).unsqueeze(-1)
     logits = (x @ tokens[..., :D].mT - level).masked_fill(hidden, HIDDEN)
@@ -151,31 +116,7 @@ def _choose(query: Tensor, level: Tensor, kept: Kept) -> Tensor:
     if kept.blocks >= n:
         return alive.expand(-1, -1, L, -1)
     x, bounds = query.flatten(2, 3), kept.bounds.to(query.dtype)
-    score = x @ bounds[..., :D].mT + SPREAD * (x.square() @ bounds[..., D:].mT).sqrt()
+    score = x @ bounds[..., :D].mT + SPREAD * (x.square() @ bounds[..., D : 2 * D].mT).sqrt()
     score = (score.unflatten(2, (G, L)) - level.unsqueeze(-1)).amax(2).masked_fill(~alive, -torch.inf)
     best = score.topk(kept.blocks, -1).indices
     return torch.zeros_like(score, dtype=torch.bool).scatter_(3, best, True) & alive
-
-
-def _extended(kept: Kept, arriving: Tensor, cell: Tensor, fresh: Tensor, end: int, dim: int) -> Kept:
-    """With the new tokens of a call in their cells (B, blocks * block), and the bounds of their blocks."""
-    unit, have = kept.unit, kept.entries.shape[2]
-    index = cell.masked_fill(~fresh, end)[:, None, :, None].expand_as(arriving)
-    grown = torch.nn.functional.pad(kept.entries, (0, 0, 0, end - have + 1))
-    entries = grown.scatter(2, index, arriving.to(grown.dtype))[:, :, :end]
-    alive = torch.nn.functional.pad(kept.share > -torch.inf, (0, end - have + 1))
-    alive = alive.scatter(2, index[..., 0], True)[..., :end]
-    first = min(have, int(cell.masked_fill(~fresh, end).min())) // unit  # block whose bounds are new
-    keys = entries.detach()[:, :, first * unit :, :dim].to(arriving.dtype).unflatten(2, (-1, unit))
-    count = alive[:, :, first * unit :].unflatten(2, (-1, unit)).unsqueeze(-1)
-    mean = (keys * count).sum(3) / count.sum(3).clamp_min(1)
-    var = ((keys - mean.unsqueeze(3)).square() * count).sum(3) / count.sum(3).clamp_min(1)
-    bounds = torch.cat([kept.bounds[:, :, :first], torch.cat([mean, var], -1).to(kept.bounds.dtype)], 2)
-    return replace(kept, entries=entries, bounds=bounds)
-
-
-def _take_blocks(x: Tensor, index: Tensor, unit: int) -> Tensor:
-    """(B, H, cells, ..) -> the cells of the blocks (B, H, u), one after the other."""
-    grouped = x.unflatten(2, (-1, unit))
-    index = index.reshape(*index.shape, *[1] * (grouped.dim() - 3)).expand(-1, -1, -1, *grouped.shape[3:])
-    return grouped.gather(2, index).flatten(2, 3)

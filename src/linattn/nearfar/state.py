@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..sums.state import State
-from .recall import Kept
+from .kept import Kept
 
 # Shapes: B batch, H kv heads, G query heads per kv head, D dim, M value dim. Keys are scaled by sqrt(scale) and lie beside
 # their values in one tensor of width E = D + M.

@@ -6,6 +6,7 @@ from torch import Tensor
 from ..kernels.nearfar import NearFar
 from . import recall
 from .grid import Grid
+from .kept import Kept
 from .state import Memory
 
 HIDDEN = -1e30  # finite, so that a row that belongs to no token is not NaN
@@ -20,7 +21,7 @@ def attend_few(
     bias: Tensor,
     grid: Grid,
     merged: list[int],
-    kept: recall.Kept | None,
+    kept: Kept | None,
 ) -> Tensor:
     """Queries (B, H, G, L, D) of the last L of the tokens (B, H, T, E), slots as the block sees them: (B, H, G, L, M)."""
     B, H, G, L, D = query.shape
