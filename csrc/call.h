@@ -32,7 +32,7 @@ struct Call {
   const double *log_decay, *log_weight;    // (B, H, T), natural
   const float *S, *Z, *scale;              // incoming sums: (B, H, r, M), (B, H, r), (B, H); null: no token was seen
   const int64_t *tokens, *guarded;         // (B, H); null counts as 0
-  float *S_new, *Z_new, *scale_new;
+  float *S_new, *Z_new, *scale_new;    // null: nobody wants them
   int64_t *tokens_new, *guarded_new;
   float* out;    // (B, Hq, L, M)
   float* marks;  // (B, H, ceil(T / segment), r (M + 1) + 1): the sums where a segment starts, for the backward pass

@@ -135,8 +135,8 @@ int32_t read(const Call& c) {
     const int64_t begin = bound(rows, part, parts, unit), end = bound(rows, part + 1, parts, unit);
     flags |= p.read(c, head, begin, end, &small[size_t(i)]);
   });
-  for (int64_t head = 0; head < heads; ++head) {
-    c.guarded_new[head] = c.guarded[head];
+  for (int64_t head = 0; head < heads && c.guarded_new; ++head) {
+    c.guarded_new[head] = guarded_before(c, head);
     for (int64_t part = 0; part < parts && c.tokens[head]; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
   }
   return flags;
@@ -208,12 +208,27 @@ int32_t causal(const Call& c) {
     flags |= p.causal(c, head, begin, end, space[i], &small[size_t(i)], seen[size_t(i)]);
     if (part == parts - 1) flags |= p.store_sums(c, head, space[i]);
   });
-  for (int64_t head = 0; head < heads; ++head) {
+  for (int64_t head = 0; head < heads && c.tokens_new; ++head) {
     c.tokens_new[head] = tokens_before(c, head) + visible(c, head, 0, c.keys);
     c.guarded_new[head] = guarded_before(c, head);
     for (int64_t part = 0; part < parts; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
   }
   return flags;
+}
+
+// From nothing to the output: the sums in between are nobody's.
+int32_t whole(const Call& c, bool is_causal) {
+  if (is_causal) return causal(c);
+  const int64_t heads = c.batch * c.kv_heads, r = c.features;
+  std::vector<int64_t> tokens(static_cast<size_t>(heads));
+  std::unique_ptr<float[]> sums(new float[size_t(heads * (r * c.value_dim + r + 1))]);
+  Call first = c, second = c;
+  first.S_new = sums.get(), first.Z_new = first.S_new + heads * r * c.value_dim, first.scale_new = first.Z_new + heads * r;
+  first.tokens_new = tokens.data();
+  const int32_t flags = absorb(first);
+  second.S = first.S_new, second.Z = first.Z_new, second.scale = first.scale_new, second.tokens = tokens.data();
+  second.scaled = 1;  // the sums' scale cancels: it is not applied
+  return flags | read(second);
 }
 
 int32_t absorb_backward(const Call& c) {
@@ -331,6 +346,9 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
 EXPORT int32_t linattn_absorb(const Call* c) { return guarded_call(*c, [&] { return absorb(*c); }); }
 EXPORT int32_t linattn_read(const Call* c) { return guarded_call(*c, [&] { return read(*c); }); }
 EXPORT int32_t linattn_causal(const Call* c) { return guarded_call(*c, [&] { return causal(*c); }); }
+EXPORT int32_t linattn_whole(const Call* c, int32_t is_causal) {
+  return guarded_call(*c, [&] { return whole(*c, is_causal); });
+}
 EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call(*c, [&] { return absorb_backward(*c); }); }
 EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call(*c, [&] { return read_backward(*c); }); }
 EXPORT int32_t linattn_causal_backward(const Call* c) { return guarded_call(*c, [&] { return causal_backward(*c); }); }

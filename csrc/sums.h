@@ -83,8 +83,10 @@ void pack(const Call& c, Sums s, float* S, float* Z) {
 int32_t store_sums(const Call& c, int64_t head, const float* at) {
   const int64_t r = c.features, M = c.value_dim;
   const Sums s = view(c, const_cast<float*>(at));
-  pack(c, s, c.S_new + head * r * M, c.Z_new + head * r);
-  c.scale_new[head] = write_level(*s.level);
+  if (c.S_new) {
+    pack(c, s, c.S_new + head * r * M, c.Z_new + head * r);
+    c.scale_new[head] = write_level(*s.level);
+  }
   return all_finite(s.Z, r) && all_finite(s.S, r * wide(M)) ? OK : NOT_FINITE;
 }
 

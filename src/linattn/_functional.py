@@ -79,14 +79,17 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
-    if state is not None and return_state and is_causal and engine in engines.NAMES:
-        plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
-        if plain and isinstance(query, Tensor) and query.shape[-2:-1] == (1,):
-            made = resolve(kernel, query.shape[-1], query.device)
+    plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
+    if plain and engine in engines.NAMES and isinstance(query, Tensor) and query.dim() > 1:
+        made = resolve(kernel, query.shape[-1], query.device)
+        quick: Any = None
+        if state is None and not return_state and not isinstance(made, (Exact, NearFar)):
+            quick = engines.whole(engine, query, key, value, made, scale, is_causal, enable_gqa)
+        elif state is not None and return_state and is_causal and query.shape[-2] == 1:
             take: Any = nearfar_native.step if isinstance(made, NearFar) else engines.step
             quick = take(engine, query, key, value, made, scale, state, enable_gqa)
-            if quick is not None:
-                return quick
+        if quick is not None:
+            return quick
     _checks.refuse_attn_mask(attn_mask)
     batch = _checks.check_inputs(query, key, value, enable_gqa)
     _checks.check_scale(scale)

@@ -1,6 +1,6 @@
 """Engines: who computes the sums. `choose` picks one; each offers absorb, read and causal."""
 
 from . import native
-from .choose import NAMES, choose, describe, step
+from .choose import NAMES, choose, describe, step, whole
 
-__all__ = ["NAMES", "choose", "describe", "native", "step"]
+__all__ = ["NAMES", "choose", "describe", "native", "step", "whole"]

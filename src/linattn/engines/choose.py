@@ -42,6 +42,17 @@ def step(
     return native.step(query, key, value, kernel, scale, state, gqa)
 
 
+def whole(
+    engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, causal: bool, gqa: bool
+) -> Tensor | None:
+    """The short way of a plain call from nothing that leaves no state, where there is one."""
+    if engine == "torch" or not native.available() or torch.compiler.is_compiling():
+        return None
+    if not (isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
+    return native.whole(query, key, value, kernel, scale, causal, gqa)
+
+
 def describe() -> dict[str, str]:
     """Engine -> whether it can be used, and why not."""
     return {"torch": "available: any device, any kernel", "native": native.describe()}

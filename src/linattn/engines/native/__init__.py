@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.base import Kernel
-from .library import library
+from .library import MOST_GROUPS, library
 
 CHECKS_FINITE = True  # the sums and denominators say so by themselves
-MOST_GROUPS = 64  # query heads that share a kv head
 
 
 def available() -> bool:
@@ -48,7 +47,8 @@ if available():
     from . import nearfar
     from .primitives import absorb, causal, read
     from .step import step
+    from .whole import whole
 
-    __all__ = ["absorb", "available", "causal", "describe", "nearfar", "read", "refusal", "step"]
+    __all__ = ["absorb", "available", "causal", "describe", "nearfar", "read", "refusal", "step", "whole"]
 else:
     __all__ = ["available", "describe", "refusal"]

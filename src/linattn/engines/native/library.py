@@ -11,6 +11,7 @@ import torch
 
 ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
+MOST_GROUPS = 64  # query heads that share a kv head: csrc/backward.h
 INTERFACE = 3  # of csrc/call.h
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -88,6 +89,7 @@ class Library:
     merge_slots: Callable[..., int]
     step: Any
     nearfar_step: Any
+    whole: Any
 
     def __init__(self) -> None:
         self.why_not: str | None = None
@@ -121,6 +123,8 @@ class Library:
         at, number = c_void_p, c_int64
         self.nearfar_step.argtypes = [at, number, at, at, at, at, number, at, at, at, at]
         self.nearfar_step.restype = c_int32
+        self.whole = library.linattn_whole
+        self.whole.argtypes, self.whole.restype = [POINTER(Call), c_int32], c_int32
         self._library = library
         self._use_torch_threads()
         wanted = os.environ.get("LINATTN_ISA")

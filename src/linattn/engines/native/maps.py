@@ -30,6 +30,7 @@ class NativeMap:
     weights: tuple[Tensor, ...] = ()  # weight, weight_t, bias
     prepared: bool = False  # tokens are changed in torch first: `prepare`
     steps: dict[Any, Any] = field(default_factory=dict)  # what one-token calls of each shape have in common
+    wholes: dict[Any, Any] = field(default_factory=dict)  # and calls from nothing that leave no state
 
     def numbers(self) -> tuple[list[int], list[float]]:
         """As arguments of an operator."""

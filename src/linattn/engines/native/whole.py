@@ -1,0 +1,75 @@
+"""A plain call from nothing that leaves no state, with as little Python around the arithmetic as there can be."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.base import Kernel
+from ...sums import finite
+from .calls import DTYPES, _map_call, _rows, check_flags
+from .library import MOST_GROUPS, NOT_FINITE, Call, library
+from .maps import IDENTITY, NativeMap, native_map
+
+MOST_SHAPES = 512  # that are remembered
+
+
+def whole(
+    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, is_causal: bool, enable_gqa: bool
+) -> Tensor | None:
+    """The output, or None: then the long way serves the call, or says what is wrong with it."""
+    if not (query.is_cpu and key.is_cpu and value.is_cpu) or kernel.dim != query.shape[-1]:
+        return None
+    if torch.is_grad_enabled():
+        projection = kernel._buffers.get("projection")
+        if projection is not None and projection.requires_grad:
+            return None
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            return None
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return None
+    if scale is not None and not (isinstance(scale, float) and 0 < scale < float("inf")):
+        return None
+    fmap = native_map(kernel, scale, query.shape[-1])
+    shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, is_causal, enable_gqa
+    fixed = fmap.wholes.get(shapes, False)
+    if fixed is False:
+        if len(fmap.wholes) == MOST_SHAPES:
+            fmap.wholes.clear()
+        fixed = fmap.wholes[shapes] = _fixed(fmap, query, key, value, is_causal, enable_gqa)
+    if fixed is None:
+        return None
+    call = Call.from_buffer_copy(fixed)
+    query, key, value = _rows(query), _rows(key), _rows(value)
+    call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    call.query_stride[:] = query.stride()[:3]
+    call.key_stride[:] = key.stride()[:3]
+    call.value_stride[:] = value.stride()[:3]
+    call.threads = torch.get_num_threads()
+    out = torch.empty(call.batch, call.heads, call.queries, call.value_dim)
+    call.out = out.data_ptr()
+    flags = library.whole(ctypes.byref(call), is_causal)
+    if flags:
+        if flags & NOT_FINITE:
+            finite.refuse(torch.float32, query=query, key=key, value=value)
+        check_flags(flags)
+    return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+
+def _fixed(fmap: NativeMap, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Any:
+    """What calls of these shapes have in common; None where they cannot come this way."""
+    if fmap.prepared or fmap.kind == IDENTITY or not query.dim() == key.dim() == value.dim() == 4:
+        return None
+    B, heads, L, D = query.shape
+    H, S, M = key.shape[1], key.shape[2], value.shape[3]
+    if tuple(key.shape) != (B, H, S, D) or tuple(value.shape) != (B, H, S, M) or 0 in (B, H, L, S, D, M):
+        return None
+    if heads % H or heads > MOST_GROUPS * H or (heads != H and not enable_gqa) or (is_causal and L != S):
+        return None
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return None
+    call = _map_call(list(fmap.weights), *fmap.numbers())
+    call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.dim, call.value_dim = B, heads, H, L, S, D, M
+    call.dtype = DTYPES[query.dtype]
+    return call
