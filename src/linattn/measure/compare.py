@@ -115,7 +115,7 @@ def compare(
     for n in lengths:
         plan.append((n, None, ""))
         for one in kernels:
-            plan += [(n, one, engine) for engine in (["torch"] if _is_near_far(one) else engines)]
+            plan += [(n, one, engine) for engine in (["torch"] if _only_torch(one, backward) else engines)]
     labels = progress([f"{_label(kernel)} {n}" for n, kernel, _ in plan])
     inputs: list[Tensor] = []
     for (n, kernel, engine), _ in zip(plan, labels):
@@ -172,9 +172,11 @@ def _measure(
     return timing(run, seconds=seconds).best, peak_memory(run)
 
 
-def _is_near_far(kernel: Kernel | str) -> bool:
-    """Near/far has no form in other engines."""
-    return kernel == "softmax" or isinstance(kernel, NearFar)
+def _only_torch(kernel: Kernel | str, backward: bool) -> bool:
+    """Near/far is trained, and recalls, in the torch engine alone."""
+    if isinstance(kernel, NearFar):
+        return backward or bool(kernel.recall)
+    return kernel == "softmax" and backward
 
 
 def _label(kernel: Kernel | str | None) -> str:
