@@ -16,13 +16,13 @@ INLINE float* take(float*& at, int64_t floats) {
 }
 
 void want_keys(const Call& c, int64_t head, int64_t t, int64_t n, Ahead& ahead) {
-  const int64_t b = head / c.kv_heads, h = head % c.kv_heads, size = c.dtype == FLOAT32 ? 4 : 2;
+  const int64_t b = head / c.kv_heads, h = head % c.kv_heads, size = number_bytes(c);
   ahead.want(token(c, c.key, c.key_stride, b, h, t), c.dim * size, c.key_stride[2] * size, n);
   ahead.want(token(c, c.value, c.value_stride, b, h, t), c.value_dim * size, c.value_stride[2] * size, n);
 }
 
 void want_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, Ahead& ahead) {
-  const int64_t size = c.dtype == FLOAT32 ? 4 : 2;
+  const int64_t size = number_bytes(c);
   ahead.want(token(c, c.query, c.query_stride, b, head, t), c.dim * size, c.query_stride[2] * size, n);
 }
 

@@ -59,9 +59,11 @@ Rows rows(const Call& c, const void* base, int64_t stride, int64_t dim, int64_t 
   return {copy, ld};
 }
 
+INLINE int64_t number_bytes(const Call& c) { return c.dtype == FLOAT32 ? 4 : 2; }
+
 const void* token(const Call& c, const void* base, const int64_t* stride, int64_t batch, int64_t head, int64_t t) {
   const int64_t at = batch * stride[0] + head * stride[1] + t * stride[2];
-  return static_cast<const char*>(base) + at * (c.dtype == FLOAT32 ? 4 : 2);
+  return static_cast<const char*>(base) + at * number_bytes(c);
 }
 
 // |x|^2 of n rows.

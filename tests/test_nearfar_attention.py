@@ -309,9 +309,9 @@ def test_huge_norms_stay_finite():
     assert out.isfinite().all()
 
 
-def test_state_saved_forked_and_selected(tmp_path):
+def state_saved_forked_and_selected(kernel, tmp_path):
+    """The state of 150 tokens, after it went all these ways, and the tokens that come next."""
     q, k, v = tensors(200)
-    kernel = NearFar(**{**SMALL, "slots": [8, 40]})
     first, rest = ([x[:, :, :150] for x in (q, k, v)], [x[:, :, 150:] for x in (q, k, v)])
     _, state = attention(*first, kernel=kernel, return_state=True, **CAUSAL)
     expected = attention(*rest, kernel=kernel, state=state, **CAUSAL)
@@ -324,6 +324,11 @@ def test_state_saved_forked_and_selected(tmp_path):
     chosen = state.select(torch.tensor([1, 1, 0]))
     out = attention(*(x[[1, 1, 0]] for x in rest), kernel=kernel, state=chosen, **CAUSAL)
     torch.testing.assert_close(out, expected[[1, 1, 0]], atol=1e-6, rtol=0)
+    return state, rest
+
+
+def test_state_saved_forked_and_selected(tmp_path):
+    state_saved_forked_and_selected(NearFar(**{**SMALL, "slots": [8, 40]}), tmp_path)
 
 
 def test_state_does_not_grow():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import linattn
-from linattn import NearFar, State, attention
-from test_nearfar_attention import CAUSAL, SMALL, error, exact, in_pieces, tensors
+from linattn import NearFar, attention
+from test_nearfar_attention import CAUSAL, SMALL, error, exact, in_pieces, state_saved_forked_and_selected, tensors
 
 ALL = 1000  # more blocks than any sequence here has
 
@@ -160,20 +160,8 @@ def test_8_bits_carry_no_gradient():
 
 @pytest.mark.parametrize("bits", [32, 8])
 def test_state_saved_forked_and_selected(bits, tmp_path):
-    q, k, v = tensors(200)
     kernel = recalling([0, 2], slots=[8, 40], recall_bits=bits)
-    first, rest = ([x[:, :, :150] for x in (q, k, v)], [x[:, :, 150:] for x in (q, k, v)])
-    _, state = attention(*first, kernel=kernel, return_state=True, **CAUSAL)
-    expected = attention(*rest, kernel=kernel, state=state, **CAUSAL)
-    state.save(tmp_path / "state.safetensors")
-    loaded = State.load(tmp_path / "state.safetensors")
-    assert torch.equal(attention(*rest, kernel=kernel, state=loaded, **CAUSAL), expected)
-    fork = state.clone()
-    attention(*rest, kernel=kernel, state=fork, **CAUSAL)
-    assert all(torch.equal(a, b) for a, b in zip(fork.tensors().values(), state.tensors().values()))
-    chosen = state.select(torch.tensor([1, 1, 0]))
-    out = attention(*(x[[1, 1, 0]] for x in rest), kernel=kernel, state=chosen, **CAUSAL)
-    torch.testing.assert_close(out, expected[[1, 1, 0]], atol=1e-6, rtol=0)
+    state, rest = state_saved_forked_and_selected(kernel, tmp_path)
     with pytest.raises(ValueError, match="cannot go on with"):
         attention(*rest, kernel=recalling(3, slots=[8, 40]), state=state, **CAUSAL)
 

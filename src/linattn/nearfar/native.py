@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engines import native
-from ..engines.native.calls import NotFiniteError
+from ..engines.native.calls import NotFiniteError, ordinary
 from ..kernels.nearfar import NearFar
 from ..sums import finite
 from .state import Memory, NearFarState, slots_of
@@ -154,7 +154,7 @@ def step(
         return None
     tokens, steps = (query, key, value), state.steps
     about = kernel, scale, gqa, *((x.shape, x.dtype) for x in tokens)
-    known = steps is not None and steps.about == about and _ordinary(tokens)
+    known = steps is not None and steps.about == about and ordinary(*tokens)
     if not known and not _plain(query, key, value, kernel, scale, state, gqa):
         return None
     near, block = state.near, kernel.block
@@ -204,20 +204,11 @@ def step(
     return out if query.dtype is torch.float32 else out.to(query.dtype), new
 
 
-def _ordinary(tokens: tuple[Tensor, ...]) -> bool:
-    """Whether no graph, gradient or transform is wanted."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    if torch.autograd.forward_ad._current_level >= 0:
-        return False
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tokens))
-
-
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: NearFarState, gqa: bool
 ) -> bool:
     """Whether tensors and state fit together as they must, and nothing else is wanted of them."""
-    if not _ordinary((query, key, value)):
+    if not ordinary(query, key, value):
         return False
     if not (query.dim() == key.dim() == value.dim() == 4 and state.near.dim() == 4):
         return False

@@ -271,6 +271,15 @@ def _run(entry: Callable[..., int], call: Structure, keep: list[Any]) -> None:
     check_flags(flags)
 
 
+def ordinary(*tokens: Tensor) -> bool:
+    """Whether no graph, gradient or transform is wanted: then a call may go straight to the library."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tokens))
+
+
 def check_flags(flags: int) -> None:
     if flags & NO_MEMORY:
         raise MemoryError("the native engine could not get its work space")

@@ -26,28 +26,22 @@ def absorb(
     log_input: Tensor | None,
 ) -> Sums:
     """The state after adding keys (B, H, S, D) and values (B, H, S, M)."""
-    fmap = native_map(kernel, scale, key.shape[-1])
-    if state.untouched and fmap.kind != IDENTITY and log_decay is None and log_input is None:
-        fmap, prepared, weight = _keys(kernel, key, scale, key_mask, None)
-        if not _trained(prepared, value, weight):
-            fresh = prepared, value.to(prepared.dtype), None, None, None, None, key_mask, weight
-            S, Z, level, tokens = _apply("absorb", fmap, fresh)
-            return Sums(state.kernel, S, Z, level, tokens, torch.zeros_like(tokens))
-    S, Z, level = state.S, state.Z, state.log_scale
     weight = log_input
     if log_decay is not None:  # each key is decayed by what comes after it, the sums by everything
         total = log_decay.sum(-1)
         later = total.unsqueeze(-1) - log_decay.cumsum(-1)
         weight = later if weight is None else weight + later
+        S, Z, level = state.S, state.Z, state.log_scale
         change = (total - total.detach()).exp().to(S.dtype)
-        S, Z, level = S * change[..., None, None], Z * change[..., None], (level + total.detach()).to(level.dtype)
+        level = (level + total.detach()).to(level.dtype)
+        state = replace(state, S=S * change[..., None, None], Z=Z * change[..., None], log_scale=level)
+    fmap = native_map(kernel, scale, key.shape[-1])
     if fmap.kind == IDENTITY:
-        state = replace(state, S=S, Z=Z, log_scale=level)
         return given.absorb(_apply, fmap, kernel, state, scale, key, value, key_mask, weight)
     fmap, key, weight = _keys(kernel, key, scale, key_mask, weight)
-    tensors = key, value.to(key.dtype), S, Z, level, state.tokens, key_mask, weight
-    new_S, new_Z, new_level, tokens = _apply("absorb", fmap, tensors)
-    return replace(state, S=new_S, Z=new_Z, log_scale=new_level, tokens=tokens)
+    *sums, guarded = _before(state, key, value, weight)
+    S, Z, level, tokens = _apply("absorb", fmap, (key, value.to(key.dtype), *sums, key_mask, weight))
+    return Sums(state.kernel, S, Z, level, tokens, torch.zeros_like(tokens) if guarded is None else guarded)
 
 
 def read(kernel: Kernel, query: Tensor, state: Sums, *, scale: float | None) -> tuple[Tensor, Sums]:
@@ -78,8 +72,7 @@ def causal(
         pieces = query, key, value, key_mask, log_decay, log_input
         return given.causal(_apply, fmap, kernel, state, scale, *pieces)
     fmap, key, weight = _keys(kernel, key, scale, key_mask, log_input, scaled=log_decay is not None)
-    fresh = state.untouched and not _trained(query, key, value, log_decay, weight)
-    sums = (None,) * 5 if fresh else (state.S, state.Z, state.log_scale, state.tokens, state.guarded)
+    sums = _before(state, query, key, value, log_decay, weight)
     tensors = query, key, value.to(key.dtype), *sums, key_mask, log_decay, weight
     out, S, Z, level, tokens, guarded, _ = _apply("causal", fmap, tensors)
     return out, Sums(state.kernel, S, Z, level, tokens, guarded)
@@ -104,6 +97,13 @@ def _keys(
     if (scaled or weight is not None) and not fmap.scaled:
         fmap = replace(fmap, scaled=True)
     return fmap, key, weight
+
+
+def _before(state: Sums, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The sums to go on from; None for each where no token was seen and no gradient is wanted."""
+    if state.untouched and not _trained(*tensors):
+        return (None,) * 5
+    return state.S, state.Z, state.log_scale, state.tokens, state.guarded
 
 
 def _trained(*tensors: Tensor | None) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...kernels.base import Kernel
 from ...sums import finite
 from ...sums.state import Pack, Sums
-from .calls import DTYPES, _map_call
+from .calls import DTYPES, _map_call, ordinary
 from .library import library
 from .maps import IDENTITY, NativeMap, native_map, stamp
 
@@ -34,10 +34,7 @@ def step(
     query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: Sums, enable_gqa: bool
 ) -> tuple[Tensor, Sums] | None:
     """A plain one-token call that goes on from a state, or None: then the long way serves it, or says what is wrong."""
-    graded = torch.is_grad_enabled()
-    if graded and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return None
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if not ordinary(query, key, value):
         return None
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, enable_gqa
     pack = state.__dict__.get("_pack")
@@ -49,12 +46,7 @@ def step(
         if plan is None:
             plan = fmap.steps[shapes] = _plan(fmap, shapes, query, key, value, kernel, scale, enable_gqa)
         tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
-        if (
-            not plan.call
-            or state.kernel != plan.signature
-            or state.S.shape != plan.sizes
-            or not _plain(tensors, graded)
-        ):
+        if not plan.call or state.kernel != plan.signature or state.S.shape != plan.sizes or not _plain(tensors):
             return None
         apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
@@ -74,8 +66,8 @@ def _fits(plan: Plan, kernel: Kernel, scale: float | None, shapes: tuple[object,
     return same and plan.scale == scale and plan.shapes == shapes
 
 
-def _plain(tensors: tuple[Tensor, ...], graded: bool) -> bool:
-    if graded and any(x.requires_grad for x in tensors):
+def _plain(tensors: tuple[Tensor, ...]) -> bool:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     return tensors[0].is_cpu and tensors[0].dtype is torch.float32 and all(x.is_contiguous() for x in tensors)
 

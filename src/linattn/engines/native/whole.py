@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels.base import Kernel
 from ...sums import finite
-from .calls import DTYPES, _map_call, _rows, check_flags
+from .calls import DTYPES, _map_call, _rows, check_flags, ordinary
 from .library import MOST_GROUPS, NOT_FINITE, Call, library
 from .maps import IDENTITY, NativeMap, native_map
 
@@ -21,13 +21,8 @@ def whole(
     """The output, or None: then the long way serves the call, or says what is wrong with it."""
     if not (query.is_cpu and key.is_cpu and value.is_cpu) or kernel.dim != query.shape[-1]:
         return None
-    if torch.is_grad_enabled():
-        projection = kernel._buffers.get("projection")
-        if projection is not None and projection.requires_grad:
-            return None
-        if query.requires_grad or key.requires_grad or value.requires_grad:
-            return None
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    projection = kernel._buffers.get("projection")
+    if not ordinary(query, key, value) or (projection is not None and not ordinary(projection)):
         return None
     if scale is not None and not (isinstance(scale, float) and 0 < scale < float("inf")):
         return None
