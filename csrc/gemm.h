@@ -30,40 +30,48 @@ struct Lines {
   }
 };
 
-template <int R, int W>
+// ALONG: rows of A lie in memory as such (col = 1), else its columns do (row = 1). Known when compiled, so that every
+// number of A has an address the CPU makes by itself: beside the products there is room for few instructions.
+template <int R, int W, bool ALONG>
 INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W], Lines& lines) {
   const int64_t first = o.range == FROM_ROW ? i0 : 0;
   const int64_t last = o.range == UP_TO_ROW ? imin(o.k, i0 + R) : o.k;
-  const int64_t row = o.row, col = o.col, ldb = o.ldb;
-  const float* a = o.a + i0 * row + first * col;
+  const int64_t apart = ALONG ? o.row : o.col, ldb = o.ldb;
+  const float* a = o.a + (ALONG ? i0 * apart + first : i0 + first * apart);
   const float* b = o.b + first * ldb + j0;
-  const float* lower = R > 3 ? a + 3 * row : a;  // from two pointers, the CPU's own addressing reaches every row
+  const float* lower = a + 3 * apart;
+  const auto step = [&](int64_t u) __attribute__((always_inline)) {
+    vec right[W];
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+      const vec left = splat(!ALONG ? a[i] : i < 3 ? a[i * apart + u] : lower[(i - 3) * apart + u]);
+#pragma GCC unroll 4
+      for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
+    }
+    b += ldb;
+    if (!ALONG) a += apart;
+  };
   const char **next = lines.next, **end = lines.last;
-  for (int64_t k = first; k < last;) {
+  int64_t k = last - first;
+  for (; k >= STEP; k -= STEP) {
     __builtin_prefetch(*next, 0, 2);
     next += next < end;
-    const int64_t until = imin(k + STEP, last);
-#pragma GCC unroll 2
-    for (; k < until; ++k) {
-      vec right[W];
 #pragma GCC unroll 4
-      for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
-#pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
-        const vec left = splat(i < 3 ? a[i * row] : lower[(i - 3) * row]);
-#pragma GCC unroll 4
-        for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
-      }
-      a += col;
-      lower += col;
-      b += ldb;
-    }
+    for (int64_t u = 0; u < STEP; ++u) step(u);
+    if (ALONG) a += STEP, lower += STEP;
+  }
+  for (; k > 0; --k) {
+    step(0);
+    if (ALONG) ++a, ++lower;
   }
   lines.next = next;
 }
 
 template <int R, int W, class End>
-__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& end, Ahead* ahead) {
+__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& given, Ahead* ahead) {
+  const End end = given;  // its own: no store of a result can change it, so that it stays in registers
   vec acc[R][W];
 #pragma GCC unroll 6
   for (int i = 0; i < R; ++i) {
@@ -73,7 +81,13 @@ __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int
   int64_t steps = 0;
   for (int n = 0; n < count; ++n) steps += o[n].range == WHOLE ? o[n].k : 0;
   Lines lines(ahead, steps, o[0].a);
-  for (int n = 0; n < count; ++n) multiply<R, W>(o[n], i0, j0, acc, lines);
+  for (int n = 0; n < count; ++n) {
+    if (o[n].col == 1) {
+      multiply<R, W, true>(o[n], i0, j0, acc, lines);
+    } else {
+      multiply<R, W, false>(o[n], i0, j0, acc, lines);
+    }
+  }
 #pragma GCC unroll 6
   for (int i = 0; i < R; ++i) end.template finish<W>(i0 + i, j0, acc[i]);
 }

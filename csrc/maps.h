@@ -39,11 +39,12 @@ struct ExpRows {
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     vec m = j ? load(tops + i * VL) : acc[0], dot = vec{};
 #pragma GCC unroll 4
+    for (int w = 0; w < W; ++w) m = vmax(m, acc[w]);
+    exp2_all(acc);
+#pragma GCC unroll 4
     for (int w = 0; w < W; ++w) {
-      m = vmax(m, acc[w]);
-      const vec feature = exp2v(acc[w]);
-      if (Z) dot += feature * load(z + j + w * VL);
-      store(phi + i * ld + j + w * VL, feature);
+      if (Z) dot += acc[w] * load(z + j + w * VL);
+      store(phi + i * ld + j + w * VL, acc[w]);
     }
     store(tops + i * VL, m);
     if (Z) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);

@@ -169,6 +169,29 @@ INLINE vec exp2v(vec x) {
 #endif
 }
 
+// Of all of them, two at a time: one after the other, each would wait for its own last step.
+template <int W>
+INLINE void exp2_all(vec (&x)[W]) {
+#if defined(__AVX512F__)
+#pragma GCC unroll 4
+  for (int w = 0; w < W; w += 2) {
+    const int v = w + 1 < W ? w + 1 : w;
+    const vec a = x[w], b = x[v];
+    const vec f = (vec)_mm512_reduce_ps((__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const vec g = (vec)_mm512_reduce_ps((__m512)b, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vec p = f * 0.0018775769f + 0.0089893406f, q = g * 0.0018775769f + 0.0089893406f;
+    p = p * f + 0.055826318f, q = q * g + 0.055826318f;
+    p = p * f + 0.24015361f, q = q * g + 0.24015361f;
+    p = p * f + 0.69315308f, q = q * g + 0.69315308f;
+    p = p * f + 0.99999994f, q = q * g + 0.99999994f;
+    x[w] = (vec)_mm512_scalef_ps((__m512)p, (__m512)a);
+    if (v != w) x[v] = (vec)_mm512_scalef_ps((__m512)q, (__m512)b);
+  }
+#else
+  for (int w = 0; w < W; ++w) x[w] = exp2v(x[w]);
+#endif
+}
+
 INLINE float exp2s(float x) { return exp2v(splat(x))[0]; }
 
 }  // namespace
