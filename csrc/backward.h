@@ -67,7 +67,7 @@ struct GradRows {
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     vec row = {};
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
       const vec both = acc[w] * load(phi + i * ld + j + w * VL);
       row += both;

@@ -90,7 +90,7 @@ int64_t sweep_forward(const Call& c, int64_t head, int64_t begin, int64_t end, S
     }
     const Operand o{k.v.at, 1, k.v.ld, k.phi, ld, k.n};
     product(M, full, &o, 1, Store<true>{sums.S, ld}, &ahead);
-    add_rows(k.phi, ld, k.n, r, nullptr, sums.Z);
+    add_to_Z(c, k, sums.Z);
     if (c.scaled) *sums.level += k.log2_decay;
     t += k.n;
   }

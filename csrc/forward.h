@@ -5,7 +5,6 @@
 namespace {
 
 constexpr int64_t WIDE_BLOCK = 120;  // rows where order does not matter: many, so that sums are touched seldom
-constexpr int64_t BLOCK = 48;        // causal rows: few, because queries meet the keys of their own block one by one
 constexpr int64_t LD_SCORES = BLOCK + 16;
 constexpr float TINY = 4.53e-31f;  // sums/chunks.py: smallest()
 
@@ -28,10 +27,10 @@ void want_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, 
 
 // S += phi' v, Z += phi.
 void add_keys(const Call& c, const Keys& k, Sums sums, Ahead* ahead) {
-  const int64_t ld = lead(c.features);
-  const Operand o{k.phi, 1, ld, k.v.at, k.v.ld, k.n};
+  Operand o{k.phi, 1, lead(c.features), k.v.at, k.v.ld, k.n};
+  if (k.turned) o.a = k.turned, o.row = BLOCK, o.col = 1;
   product(c.features, round_up(c.value_dim, VL), &o, 1, Store<true>{sums.S, wide(c.value_dim)}, ahead);
-  add_rows(k.phi, ld, k.n, c.features, nullptr, sums.Z);
+  add_to_Z(c, k, sums.Z);
 }
 
 // Features of n queries, each row near 1 in size: its scale cancels in the division.
@@ -62,13 +61,13 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, cons
     square_sums(x, n, c.dim, s.offset);
     for (int64_t i = 0; i < n; ++i) s.offset[i] = spread * __builtin_sqrtf(s.offset[i]);
   }
-  features(c, x, n, s.offset, phi, s.tops, s.work, z, dots, s.ahead);
+  features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
   if (c.map != MAP_EXP) return x;
   bool fits = true;
   for (int64_t i = 0; i < n; ++i) fits &= s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST;
   if (!fits) {  // the guess from the norm was poor: take the largest exponent itself
     for (int64_t i = 0; i < n; ++i) s.offset[i] = finite(s.tops[i]) ? s.offset[i] - s.tops[i] : s.offset[i];
-    features(c, x, n, s.offset, phi, s.tops, s.work, z, dots, s.ahead);
+    features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
   }
   return x;
 }
@@ -87,16 +86,21 @@ struct Lower {
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     vec row = {};
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
       const int64_t column = j + w * VL;
       if (column + VL - 1 > i) acc[w] = lanes() <= splat(float(i - column)) ? acc[w] : vec{};
       row += acc[w];
       store(scores + i * LD_SCORES + column, acc[w]);
     }
+    // Whoever takes these rows in tiles of other heights may look past the diagonal's last vector.
+    if (j + W * VL < i + TALL) store(scores + i * LD_SCORES + j + W * VL, vec{});
     if (total) store(total + i * VL, j ? load(total + i * VL) + row : row);
   }
 };
+
+template <>
+constexpr bool narrow<Lower> = true;
 
 void add_totals(const float* total, int64_t n, float* den) {
   float sums[BLOCK];
@@ -112,7 +116,7 @@ struct Divide {
   INLINE vec start(int64_t, int64_t) const { return vec{}; }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) store(out + i * ld + j + w * VL, acc[w] * inverse[i]);
   }
 };
@@ -205,13 +209,14 @@ int64_t count_visible(const Call& c, int64_t b, int64_t t, int64_t n, int64_t& f
 int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* at, int64_t* guarded, int64_t seen) {
   const Sums sums = view(c, at);
   const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
-  const int64_t r = c.features, ld = lead(r), M = c.value_dim, full = round_up(r, VL);
+  const int64_t r = c.features, ld = lead(r), M = c.value_dim;
   const int64_t mark = r * (M + 1) + 1, marks = c.segment ? (c.keys + c.segment - 1) / c.segment : 0;
-  float* space = scratch(2 * BLOCK * ld + full * BLOCK + BLOCK * (LD_SCORES + wide(M) + 2 * VL) + key_floats(c, BLOCK) +
-                         query_floats(c, BLOCK) + 256);
+  float* space = scratch(BLOCK * (2 * ld + round_up(r, VL) + round_up(c.dim, VL) + LD_SCORES + wide(M) + 2 * VL) +
+                         key_floats(c, BLOCK) + query_floats(c, BLOCK) + 256);
   float* phi_k = take(space, BLOCK * ld);
   float* phi_q = take(space, BLOCK * ld);
-  float* phi_t = take(space, full * BLOCK);
+  float* phi_t = take(space, round_up(r, VL) * BLOCK);
+  float* x_t = take(space, round_up(c.dim, VL) * BLOCK);
   float* scores = take(space, BLOCK * LD_SCORES);
   float* spill = take(space, BLOCK * wide(M));
   float* total = take(space, BLOCK * VL);
@@ -220,6 +225,7 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   QuerySpace queries = query_space(c, BLOCK, space);
   Ahead ahead;
   keys.ahead = queries.ahead = &ahead;
+  if (guarded) keys.turned = phi_t, keys.x_turned = x_t;
   int32_t flags = OK;
   for (int64_t t = begin; t < end;) {
     if (guarded && c.marks && t % c.segment == 0) {
@@ -238,7 +244,6 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
     const int64_t visible = count_visible(c, b, t, k.n, visible_from);
     if (guarded) {
       const int64_t columns = round_up(k.n, VL);
-      transpose(k.phi, ld, k.n, r, phi_t, BLOCK);
       for (int64_t g = 0; g < groups; ++g) {
         take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den);
         const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};

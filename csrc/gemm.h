@@ -39,15 +39,15 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
   const int64_t apart = ALONG ? o.row : o.col, ldb = o.ldb;
   const float* a = o.a + (ALONG ? i0 * apart + first : i0 + first * apart);
   const float* b = o.b + first * ldb + j0;
-  const float* lower = a + 3 * apart;
+  const float *lower = a + 3 * apart, *lowest = a + 6 * apart;  // three by three, the CPU's own addressing reaches every row
   const auto step = [&](int64_t u) __attribute__((always_inline)) {
     vec right[W];
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
-#pragma GCC unroll 6
+    UNROLL(8)
     for (int i = 0; i < R; ++i) {
-      const vec left = splat(!ALONG ? a[i] : i < 3 ? a[i * apart + u] : lower[(i - 3) * apart + u]);
-#pragma GCC unroll 4
+      const vec left = splat(!ALONG ? a[i] : i < 3 ? a[i * apart + u] : i < 6 ? lower[(i - 3) * apart + u] : lowest[(i - 6) * apart + u]);
+      UNROLL(4)
       for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
     }
     b += ldb;
@@ -58,24 +58,36 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
   for (; k >= STEP; k -= STEP) {
     __builtin_prefetch(*next, 0, 2);
     next += next < end;
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int64_t u = 0; u < STEP; ++u) step(u);
-    if (ALONG) a += STEP, lower += STEP;
+    if (ALONG) a += STEP, lower += STEP, lowest += STEP;
   }
+  UNROLL(1)
   for (; k > 0; --k) {
     step(0);
-    if (ALONG) ++a, ++lower;
+    if (ALONG) ++a, ++lower, ++lowest;
   }
   lines.next = next;
+}
+
+template <class End>
+constexpr bool adds_columns = false;  // whether an End has `columns_of`, for sums over the rows of finished tiles
+
+template <class End>
+constexpr bool narrow = false;  // whether an End mostly gets fewer than NR vectors: its tiles may have TALL rows then
+
+template <class End>
+constexpr int tile_rows(int64_t width) {
+  return narrow<End> && width < NR ? TALL : MR;
 }
 
 template <int R, int W, class End>
 __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const End& given, Ahead* ahead) {
   const End end = given;  // its own: no store of a result can change it, so that it stays in registers
   vec acc[R][W];
-#pragma GCC unroll 6
+  UNROLL(8)
   for (int i = 0; i < R; ++i) {
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
   }
   int64_t steps = 0;
@@ -88,22 +100,15 @@ __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int
       multiply<R, W, false>(o[n], i0, j0, acc, lines);
     }
   }
-#pragma GCC unroll 6
+  UNROLL(8)
   for (int i = 0; i < R; ++i) end.template finish<W>(i0 + i, j0, acc[i]);
+  if constexpr (adds_columns<End>) end.columns_of(i0, j0, acc);
 }
 
-template <int W, class End>
+template <int W, class End, int R = tile_rows<End>(W)>
 void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const End& end, Ahead* ahead) {
-  switch (rows) {
-    case 1: return tile<1, W>(o, count, i0, j0, end, ahead);
-    case 2: return tile<2, W>(o, count, i0, j0, end, ahead);
-    case 3: return tile<3, W>(o, count, i0, j0, end, ahead);
-    case 4: return tile<4, W>(o, count, i0, j0, end, ahead);
-#if defined(__AVX2__) || defined(__AVX512F__)
-    case 5: return tile<5, W>(o, count, i0, j0, end, ahead);
-    case 6: return tile<6, W>(o, count, i0, j0, end, ahead);
-#endif
-  }
+  if (rows == R) return tile<R, W>(o, count, i0, j0, end, ahead);
+  if constexpr (R > 1) tiles<W, End, R - 1>(rows, o, count, i0, j0, end, ahead);
 }
 
 // end(i, j) <- sum over operands of A B, for m rows and n columns; n is a multiple of VL.
@@ -112,9 +117,8 @@ void tiles(int rows, const Operand* o, int count, int64_t i0, int64_t j0, const 
 template <class End>
 void product(int64_t m, int64_t n, const Operand* o, int count, const End& end, Ahead* ahead = nullptr, bool lower = false,
              int64_t right = 0) {
-  const int64_t steps = (m + MR - 1) / MR;
   for (int64_t j0 = 0; j0 < n; j0 += NR * VL) {
-    const int64_t width = imin(NR, (n - j0) / VL);
+    const int64_t width = imin(NR, (n - j0) / VL), most = tile_rows<End>(width), steps = (m + most - 1) / most;
     for (int64_t s = 0; s < steps; ++s) {
       const int64_t i0 = s * m / steps, i1 = (s + 1) * m / steps;
       int64_t w = width;
@@ -142,7 +146,7 @@ struct Store {
   INLINE vec start(int64_t i, int64_t j) const { return ADD ? load(c + i * ldc + j) : vec{}; }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) store(c + i * ldc + j + w * VL, acc[w]);
   }
 };

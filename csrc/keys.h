@@ -8,24 +8,30 @@ namespace {
 // bits, which is exact, so that where a block ends or how high a later key rises does not change earlier rows.
 constexpr float HIGHEST = 30;
 
+constexpr int64_t BLOCK = 48;  // causal rows: few, because queries meet the keys of their own block one by one
+static_assert(BLOCK % 16 == 0, "a block of keys is laid out in whole vectors");
+
 struct Keys {
   int64_t n;          // rows of this block
   Rows x, v;
   float* offset;      // (n) log2-weight of each key against the level
-  float* phi;         // (n, lead(r)), weighted
+  float* phi;         // (n, lead(r)), weighted; or
+  float* turned;      // (r, BLOCK), a column for each key
+  float* columns;     // (r) sums of phi over the keys, or null
   float lowered;      // what the sums were multiplied with before this block, because the level rose
   double log2_decay;  // of the whole block
   bool any;           // a key is visible
 };
 
 struct KeySpace {
-  float *x, *v, *offset, *tops, *phi, *work;
+  float *x, *v, *offset, *tops, *phi, *columns, *work;
   double* weight;
+  float *turned = nullptr, *x_turned = nullptr;  // where features are wanted as columns
   Ahead* ahead = nullptr;
 };
 
 INLINE int64_t key_floats(const Call& c, int64_t n) {
-  return n * (wide(c.dim) + wide(c.value_dim) + 4) + 64 + map_work(c, n);
+  return n * (wide(c.dim) + wide(c.value_dim) + 4) + 64 + lead(c.features) + map_work(c, n);
 }
 
 INLINE KeySpace key_space(const Call& c, int64_t n, float* at, float* phi) {
@@ -35,9 +41,23 @@ INLINE KeySpace key_space(const Call& c, int64_t n, float* at, float* phi) {
   s.v = s.x + n * wide(c.dim);
   s.offset = s.v + n * wide(c.value_dim);
   s.tops = s.offset + n;
-  s.work = s.tops + n;
+  s.columns = s.tops + n;
+  s.work = s.columns + lead(c.features);
   s.phi = phi;
   return s;
+}
+
+// Features of at most BLOCK keys as columns; those behind the last key are 0. Exponential ones come out of the product so.
+void turned_features(const Call& c, const Keys& k, int64_t n, const KeySpace& s) {
+  if (c.map != MAP_EXP) {
+    features(c, k.x, n, k.offset, s.phi, s.tops, s.work, {s.ahead});
+    transpose(s.phi, lead(c.features), n, c.features, s.turned, BLOCK);
+    return;
+  }
+  const int64_t columns = round_up(n, VL);
+  for (int64_t i = n; i < columns; ++i) k.offset[i] = HIDDEN;
+  const Operand o{c.weight, wide(c.dim), 1, s.x_turned, BLOCK, c.dim};
+  product(c.features, columns, &o, 1, ExpColumns{s.turned, BLOCK, k.offset, c.bias, s.tops}, s.ahead);
 }
 
 // The keys [t, t + n) of a kv head. With `cut`, the block ends before a key that would lift the level for the rows
@@ -46,9 +66,13 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   const int64_t b = head / c.kv_heads, h = head % c.kv_heads;
   const uint8_t* mask = c.mask ? c.mask + b * c.keys + t : nullptr;
   Keys k;
-  k.x = rows(c, token(c, c.key, c.key_stride, b, h, t), c.key_stride[2], c.dim, n, mask, false, space.x);
+  const bool turn_x = space.turned && c.map == MAP_EXP;
+  k.x = rows(c, token(c, c.key, c.key_stride, b, h, t), c.key_stride[2], c.dim, n, mask, turn_x, space.x);
+  if (turn_x) transpose(k.x.at, k.x.ld, n, c.dim, space.x_turned, BLOCK);
   k.v = rows(c, token(c, c.value, c.value_stride, b, h, t), c.value_stride[2], c.value_dim, n, mask, true, space.v);
   k.phi = space.phi;
+  k.turned = space.turned;
+  k.columns = space.turned ? nullptr : space.columns;
   k.offset = space.offset;
   k.lowered = 1;
 
@@ -79,7 +103,11 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   for (int attempt = 0; attempt < 4; ++attempt) {
     const double above = k.any ? level + raised : 0;
     for (int64_t i = 0; i < n; ++i) k.offset[i] = fmax2(float(space.weight[i] - above), HIDDEN);
-    features(c, k.x, n, k.offset, k.phi, space.tops, space.work, nullptr, nullptr, space.ahead);
+    if (space.turned) {
+      turned_features(c, k, n, space);
+    } else {
+      features(c, k.x, n, k.offset, k.phi, space.tops, space.work, {space.ahead, nullptr, nullptr, k.columns});
+    }
     if (!c.scaled || !k.any) break;
     int64_t high = n;
     float highest = HIDDEN;
@@ -91,6 +119,7 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
     if (high == n && !low) break;
     if (cut && high < n && high > first) {
       n = high;
+      k.columns = nullptr;
       break;
     }
     const float by = cut ? space.tops[low ? first : high] : highest;
@@ -109,6 +138,29 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
     for (int64_t i = 0; i < n; ++i) k.log2_decay += LOG2E * c.log_decay[at + i];
   }
   return k;
+}
+
+// Z += sum of the keys' features.
+void add_to_Z(const Call& c, const Keys& k, float* Z) {
+  const int64_t r = c.features;
+  if (k.columns) {
+    for (int64_t j = 0; j < r; ++j) Z[j] += k.columns[j];
+  } else if (k.turned) {
+    for (int64_t i = 0; k.n < BLOCK && i < r; ++i) memset(k.turned + i * BLOCK + k.n, 0, size_t(BLOCK - k.n) * 4);
+    for (int64_t j = 0; j < r; j += VL) {
+      vec rows[VL];
+      UNROLL(16)
+      for (int i = 0; i < VL; ++i) {
+        const float* row = k.turned + imin(j + i, r - 1) * BLOCK;
+        rows[i] = load(row);
+        UNROLL(12)
+        for (int64_t t = VL; t < BLOCK; t += VL) rows[i] += load(row + t);
+      }
+      store_some(Z + j, load_some(Z + j, r - j) + reduce<false>(rows), r - j);
+    }
+  } else {
+    add_rows(k.phi, lead(r), k.n, r, nullptr, Z);
+  }
 }
 
 }  // namespace

@@ -20,36 +20,103 @@ float dot(const float* a, const float* b, int64_t n) {
   return sum(s + t);
 }
 
+// z += sum over rows of weight_i phi_i; weight null counts as 1.
+template <int W>
+INLINE void add_columns(const float* phi, int64_t ld, int64_t n, const float* weight, float* z) {
+  vec s[W];
+  UNROLL(8)
+  for (int w = 0; w < W; ++w) s[w] = load(z + w * VL);
+  for (int64_t i = 0; i < n; ++i) {
+    const float by = weight ? weight[i] : 1;
+    UNROLL(8)
+    for (int w = 0; w < W; ++w) s[w] += load(phi + i * ld + w * VL) * by;
+  }
+  UNROLL(8)
+  for (int w = 0; w < W; ++w) store(z + w * VL, s[w]);
+}
+
+void add_rows(const float* phi, int64_t ld, int64_t n, int64_t r, const float* weight, float* z) {
+  int64_t j = 0;
+  for (; j + 8 * VL <= r; j += 8 * VL) add_columns<8>(phi + j, ld, n, weight, z + j);
+  for (; j < r; j += VL) add_columns<1>(phi + j, ld, n, weight, z + j);
+}
+
 INLINE int64_t projected(const Call& c) { return c.map == MAP_TRIG ? c.features / 2 : c.features; }
 
 // Floats of work space that `features` and `features_backward` need for n rows.
 INLINE int64_t map_work(const Call& c, int64_t n) { return n * (lead(projected(c)) + 2 * VL) + 2 * lead(c.dim); }
 
+// What else a caller may want of features while they are in registers.
+struct Beside {
+  Ahead* ahead = nullptr;
+  const float* z = nullptr;  // dots[i] = phi_i . z
+  float* dots = nullptr;
+  float* columns = nullptr;  // sums over the rows, one for each feature
+};
+enum Want { NOTHING, DOTS, COLUMNS };
+
 // Exponents come out of the product, go through 2^x in registers, and leave their largest of each row behind.
-template <bool Z>
+template <bool BIASED, Want WANT>
 struct ExpRows {
   float* phi;
   int64_t ld;
   const float *offset, *bias;
-  float* tops;     // (n, VL)
-  const float* z;  // for queries: each row's product with z
-  float* dots;     // (n, VL)
-  INLINE vec start(int64_t i, int64_t j) const { return splat(offset[i]) + load(bias + j); }
+  float* tops;  // (n, VL)
+  const float* z;
+  float* dots;  // (n, VL)
+  float* columns;
+  INLINE vec start(int64_t i, int64_t j) const { return BIASED ? splat(offset[i]) + load(bias + j) : splat(offset[i]); }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     vec m = j ? load(tops + i * VL) : acc[0], dot = vec{};
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) m = vmax(m, acc[w]);
     exp2_all(acc);
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
-      if (Z) dot += acc[w] * load(z + j + w * VL);
+      if (WANT == DOTS) dot += acc[w] * load(z + j + w * VL);
       store(phi + i * ld + j + w * VL, acc[w]);
     }
     store(tops + i * VL, m);
-    if (Z) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
+    if (WANT == DOTS) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
+  }
+  template <int R, int W>
+  INLINE void columns_of(int64_t i0, int64_t j, const vec (&acc)[R][W]) const {
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) {
+      vec s = i0 ? load(columns + j + w * VL) : vec{};
+      UNROLL(8)
+      for (int i = 0; i < R; ++i) s += acc[i][w];
+      store(columns + j + w * VL, s);
+    }
   }
 };
+
+template <bool BIASED>
+constexpr bool adds_columns<ExpRows<BIASED, COLUMNS>> = true;
+
+// The same with a row for each feature and a column for each token.
+struct ExpColumns {
+  float* phi;
+  int64_t ld;
+  const float *offset, *bias;
+  float* tops;  // (columns)
+  INLINE vec start(int64_t i, int64_t j) const { return bias ? load(offset + j) + bias[i] : load(offset + j); }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) {
+      const vec m = load(tops + j + w * VL);
+      store(tops + j + w * VL, i ? vmax(m, acc[w]) : acc[w]);
+    }
+    exp2_all(acc);
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) store(phi + i * ld + j + w * VL, acc[w]);
+  }
+};
+
+template <>
+constexpr bool narrow<ExpColumns> = true;
 
 // sin and cos to about 1e-7 for |x| up to some thousands.
 INLINE void sincos(vec x, vec& s, vec& c) {
@@ -85,28 +152,36 @@ void quadratic_row(const Call& c, const float* x, float weight, float* phi, floa
   }
 }
 
+template <Want WANT>
+void exp_features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work,
+                  const Beside& b) {
+  const int64_t ld = lead(c.features), full = round_up(c.features, 16);
+  const Operand o{x.at, x.ld, 1, c.weight_t, ld, c.dim};
+  float* dots = work + n * VL;
+  if (c.bias) {
+    product(n, full, &o, 1, ExpRows<true, WANT>{phi, ld, offset, c.bias, work, b.z, dots, b.columns}, b.ahead);
+  } else {
+    product(n, full, &o, 1, ExpRows<false, WANT>{phi, ld, offset, nullptr, work, b.z, dots, b.columns}, b.ahead);
+  }
+  if (WANT == DOTS) reduce_rows<false>(dots, n, b.dots);
+  reduce_rows<true>(work, n, tops);
+}
+
 // tops[i]: the log2 of the largest feature of row i, where the map is exponential; else offset[i].
-// With z, dots[i] = phi_i . z.
 void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work,
-              const float* z = nullptr, float* dots = nullptr, Ahead* ahead = nullptr) {
+              const Beside& b = {}) {
   const int64_t r = c.features, ld = lead(r), full = round_up(r, 16);
   if (c.map == MAP_EXP) {
-    const Operand o{x.at, x.ld, 1, c.weight_t, ld, c.dim};
-    if (z) {
-      product(n, full, &o, 1, ExpRows<true>{phi, ld, offset, c.bias, work, z, work + n * VL}, ahead);
-      reduce_rows<false>(work + n * VL, n, dots);
-    } else {
-      product(n, full, &o, 1, ExpRows<false>{phi, ld, offset, c.bias, work, nullptr, nullptr}, ahead);
-    }
-    reduce_rows<true>(work, n, tops);
-    return;
+    if (b.z) return exp_features<DOTS>(c, x, n, offset, phi, tops, work, b);
+    if (b.columns) return exp_features<COLUMNS>(c, x, n, offset, phi, tops, work, b);
+    return exp_features<NOTHING>(c, x, n, offset, phi, tops, work, b);
   }
   for (int64_t i = 0; i < n; ++i) tops[i] = offset[i];
   if (c.map == MAP_TRIG) {
     const int64_t half = r / 2, la = lead(half);
     float* angles = work;
     const Operand o{x.at, x.ld, 1, c.weight_t, la, c.dim};
-    product(n, round_up(half, 16), &o, 1, Store<false>{angles, la}, ahead);
+    product(n, round_up(half, 16), &o, 1, Store<false>{angles, la}, b.ahead);
     for (int64_t i = 0; i < n; ++i) {
       const float weight = exp2s(offset[i]) * c.root;  // root = sqrt(1 / frequencies)
       for (int64_t j = 0; j < half; j += VL) {
@@ -131,7 +206,11 @@ void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi,
   }
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t d = r; d < full; ++d) phi[i * ld + d] = 0;
-    if (z) dots[i] = dot(phi + i * ld, z, r);
+    if (b.z) b.dots[i] = dot(phi + i * ld, b.z, r);
+  }
+  if (b.columns) {
+    memset(b.columns, 0, size_t(full) * 4);
+    add_rows(phi, ld, n, r, nullptr, b.columns);
   }
 }
 

@@ -72,7 +72,7 @@ struct WithBias {
   INLINE vec start(int64_t, int64_t j) const { return load(bias + j); }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) store(to + i * ld + j + w * VL, acc[w]);
   }
 };

@@ -15,7 +15,7 @@ void stretch_logits(const NearFarCall& c, const Stretch& s, const float* x, floa
   const int64_t D = c.dim, E = D + c.value_dim, full = D / VL * VL;
   for (int64_t i = 0; i < s.n; i += VL) {
     vec dots[VL];
-#pragma GCC unroll 16
+    UNROLL(16)
     for (int k = 0; k < VL; ++k) {
       const float* row = s.at + imin(i + k, s.n - 1) * E;
       vec a = {};
@@ -36,7 +36,7 @@ INLINE void stretch_values(const NearFarCall& c, const Stretch& s, const float* 
   const int64_t E = c.dim + c.value_dim, left = c.value_dim - j;
   const float* row = s.at + c.dim + j;
   for (int64_t i = 0; i < s.n; ++i, row += E) {
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) acc[w] += (W == 1 ? load_some(row, left) : load(row + w * VL)) * weight[i];
   }
 }
@@ -49,7 +49,7 @@ INLINE void weigh(const NearFarCall& c, const Stretch* parts, const float* weigh
     stretch_values<W>(c, parts[p], weights, j, acc);
     weights += round_up(parts[p].n, VL);
   }
-#pragma GCC unroll 4
+  UNROLL(4)
   for (int w = 0; w < W; ++w) {
     acc[w] *= factor;
     odd += acc[w] * 0.0f;

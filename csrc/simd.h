@@ -13,12 +13,13 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int VL = 16;
 constexpr int MR = 6, NR = 4;  // rows and vectors of a register tile
+constexpr int TALL = 8;        // rows where it has fewer vectors
 #elif defined(__AVX2__)
 constexpr int VL = 8;
-constexpr int MR = 6, NR = 2;
+constexpr int MR = 6, NR = 2, TALL = 6;
 #else
 constexpr int VL = 4;
-constexpr int MR = 4, NR = 2;
+constexpr int MR = 4, NR = 2, TALL = 4;
 #endif
 
 typedef float vec __attribute__((vector_size(VL * 4)));
@@ -26,6 +27,15 @@ typedef int32_t ivec __attribute__((vector_size(VL * 4)));
 typedef float loose_vec __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
 #define INLINE inline __attribute__((always_inline))
+
+// For loops over registers. The sanitizers' build leaves them as loops: unrolled, every access would be checked in a
+// copy of its own, and the compiler would take many minutes.
+#ifdef LINATTN_KEEP_LOOPS
+#define UNROLL(times)
+#else
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL(times) PRAGMA(GCC unroll times)
+#endif
 
 INLINE vec load(const float* p) { return *reinterpret_cast<const loose_vec*>(p); }
 INLINE void store(float* p, vec x) { *reinterpret_cast<loose_vec*>(p) = x; }
@@ -80,7 +90,7 @@ INLINE void store_some(float* p, vec x, int64_t n) {
 template <int half>
 INLINE void interleave(vec a, vec b, vec& low, vec& high) {
   ivec first, second;
-#pragma GCC unroll 16
+  UNROLL(16)
   for (int i = 0; i < VL; ++i) {
     first[i] = i & half ? VL + i - half : i;
     second[i] = i & half ? VL + i : i + half;
@@ -91,7 +101,7 @@ INLINE void interleave(vec a, vec b, vec& low, vec& high) {
 
 template <int half>
 INLINE void transpose_step(vec (&x)[VL]) {
-#pragma GCC unroll 16
+  UNROLL(16)
   for (int i = 0; i < VL; ++i) {
     if (!(i & half)) interleave<half>(x[i], x[i + half], x[i], x[i + half]);
   }
@@ -107,7 +117,7 @@ INLINE void transpose_tile(vec (&x)[VL]) {
 
 template <bool MAX, int half>
 INLINE void reduce_step(vec (&x)[VL]) {
-#pragma GCC unroll 8
+  UNROLL(8)
   for (int i = 0; i < VL / 2 / half; ++i) {
     vec low, high;
     interleave<half>(x[2 * i], x[2 * i + 1], low, high);
@@ -131,7 +141,7 @@ void reduce_rows(const float* vectors, int64_t n, float* to) {
   for (int64_t i = 0; i < n; i += VL) {
     vec x[VL];
     if (i + VL <= n) {
-#pragma GCC unroll 16
+      UNROLL(16)
       for (int k = 0; k < VL; ++k) x[k] = load(vectors + (i + k) * VL);
     } else {
       for (int k = 0; k < VL; ++k) x[k] = load(vectors + imin(i + k, n - 1) * VL);
@@ -173,7 +183,7 @@ INLINE vec exp2v(vec x) {
 template <int W>
 INLINE void exp2_all(vec (&x)[W]) {
 #if defined(__AVX512F__)
-#pragma GCC unroll 4
+  UNROLL(4)
   for (int w = 0; w < W; w += 2) {
     const int v = w + 1 < W ? w + 1 : w;
     const vec a = x[w], b = x[v];

@@ -77,7 +77,7 @@ struct Moved {
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     vec s = j ? load(partial + i * VL) : vec{};
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
       store(to + i * ld + j + w * VL, acc[w]);
       s += acc[w] * load(key + i * ld + j + w * VL);
@@ -97,7 +97,7 @@ struct Cheapest {
     const int64_t row = offset + i;
     const vec own = splat(spread[row]), rate = splat(inverse[row]);
     vec low = j ? load(best + i * VL) : splat(__builtin_inff()), at = j ? load(index + i * VL) : vec{};
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
       const int64_t column = j + w * VL;
       vec cost = vmax(own + load(spread + column) - 2 * acc[w], vec{}) / (rate + load(inverse + column));

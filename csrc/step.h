@@ -12,11 +12,11 @@ INLINE void step_columns(const Call& c, int64_t j, const float* S, float* S_new,
                          const float* v, const float* phi_q, float inverse, float* out, bool add) {
   const int64_t M = c.value_dim;
   vec acc[W] = {}, value[W];
-#pragma GCC unroll 4
+  UNROLL(4)
   for (int w = 0; w < W; ++w) value[w] = FULL ? load(v + j + w * VL) : load_some(v + j + w * VL, M - j - w * VL);
   for (int64_t i = 0; i < c.features; ++i) {
     const float weight = phi_k[i], read = phi_q[i];
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int w = 0; w < W; ++w) {
       const int64_t at = i * M + j + w * VL, left = FULL ? VL : M - j - w * VL;
       vec s;
@@ -29,7 +29,7 @@ INLINE void step_columns(const Call& c, int64_t j, const float* S, float* S_new,
       acc[w] += s * read;
     }
   }
-#pragma GCC unroll 4
+  UNROLL(4)
   for (int w = 0; w < W; ++w) store_some(out + j + w * VL, acc[w] * inverse, M - j - w * VL);
 }
 

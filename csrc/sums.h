@@ -107,25 +107,4 @@ void merge_sums(const Call& c, float* into, const float* later, double log2_deca
   *a.level = level;
 }
 
-// z += sum over rows of weight_i phi_i; weight null counts as 1.
-template <int W>
-INLINE void add_columns(const float* phi, int64_t ld, int64_t n, const float* weight, float* z) {
-  vec s[W];
-#pragma GCC unroll 8
-  for (int w = 0; w < W; ++w) s[w] = load(z + w * VL);
-  for (int64_t i = 0; i < n; ++i) {
-    const float by = weight ? weight[i] : 1;
-#pragma GCC unroll 8
-    for (int w = 0; w < W; ++w) s[w] += load(phi + i * ld + w * VL) * by;
-  }
-#pragma GCC unroll 8
-  for (int w = 0; w < W; ++w) store(z + w * VL, s[w]);
-}
-
-void add_rows(const float* phi, int64_t ld, int64_t n, int64_t r, const float* weight, float* z) {
-  int64_t j = 0;
-  for (; j + 8 * VL <= r; j += 8 * VL) add_columns<8>(phi + j, ld, n, weight, z + j);
-  for (; j < r; j += VL) add_columns<1>(phi + j, ld, n, weight, z + j);
-}
-
 }  // namespace

@@ -87,13 +87,13 @@ void transpose(const float* from, int64_t ld_from, int64_t n, int64_t m, float* 
     for (int64_t j = 0; j < m; j += VL) {
       vec x[VL];
       if (i + VL <= n) {
-#pragma GCC unroll 16
+        UNROLL(16)
         for (int k = 0; k < VL; ++k) x[k] = load(from + (i + k) * ld_from + j);
       } else {
         for (int k = 0; k < VL; ++k) x[k] = i + k < n ? load(from + (i + k) * ld_from + j) : vec{};
       }
       transpose_tile(x);
-#pragma GCC unroll 16
+      UNROLL(16)
       for (int k = 0; k < VL; ++k) store(to + (j + k) * ld_to + i, x[k]);
     }
   }

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import setup  # noqa: E402
 
-SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZE = ["-O1", "-g", "-DLINATTN_KEEP_LOOPS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def main() -> int:

@@ -120,10 +120,15 @@ def _wide(n: int) -> int:
 
 
 def _weights(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(r, dim) with rows padded, its transpose likewise, and the bias of each feature, -1e30 where there is none."""
+    """(r, dim) with rows padded, its transpose likewise, and the bias of each feature: -1e30 where there is no feature.
+
+    Where every bias would be 0 there is none, and the native code has less to add.
+    """
     rows, dim = weight.shape
     padded, turned = torch.zeros(rows, _wide(dim)), torch.zeros(dim, _lead(rows))
     padded[:, :dim], turned[:, :rows] = weight, weight.T
+    if rows % 16 == 0 and (bias is None or not bias.any()):
+        return padded, turned, torch.empty(0)
     wide_bias = torch.full((_lead(rows),), -1e30)
     wide_bias[:rows] = 0 if bias is None else bias
     return padded, turned, wide_bias
