@@ -1,6 +1,7 @@
 """Memory of large outputs: freed blocks are used again, live ones never, whoever holds them; limits, threads and forks."""
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -93,7 +94,7 @@ def test_a_freed_output_is_used_again_and_a_live_one_never():
     outputs = [attend(seed) for seed in range(6)]
     copies = [out.clone() for out in outputs]
     starts = sorted(out.data_ptr() for out in outputs)
-    assert all(b - a >= outputs[0].nbytes for a, b in zip(starts, starts[1:]))
+    assert all(b - a >= outputs[0].nbytes for a, b in itertools.pairwise(starts))
     freed = outputs.pop(3).data_ptr()
     copies.pop(3)
     assert memory.kept() == 4 * MIB
@@ -374,7 +375,8 @@ def test_memory_does_not_grow(step, keep, most):
 def test_info_says_how_much_is_kept(capsys):
     attend()
     assert main(["info"]) == 0
-    assert f"kept memory     4 MiB of freed outputs, at most {library.memory_limit / MIB:.0f} " in capsys.readouterr().out
+    line = f"kept memory     4 MiB of freed outputs, at most {library.memory_limit / MIB:.0f} "
+    assert line in capsys.readouterr().out
     assert main(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["memory"] == {"kept": 4 * MIB, "limit": library.memory_limit}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .library import library
 
 LARGE = 2**19  # numbers: 2 MiB, one large page
+FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")  # what is made from it does not depend on torch's defaults
 UNUSED = b"dltensor"  # the name of a capsule whose tensor nobody has taken yet
 
 _capsule = ctypes.pythonapi.PyCapsule_New
@@ -25,7 +26,7 @@ def empty(*shape: int) -> Tensor:
         at = library.memory_take(len(shape), (c_int64 * len(shape))(*shape))
         if at:
             return _tensor(at)
-    return torch.empty(shape, dtype=torch.float32)
+    return FLOATS.new_empty(*shape)
 
 
 def kept() -> int:
