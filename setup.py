@@ -59,6 +59,7 @@ def compile_library(target: str, work: str, extra: Sequence[str] = (), program: 
     jobs = {isa: ["isa.cpp", f"-DLINATTN_ISA={isa}", *ISA_FLAGS[isa]] for isa in sets}
     jobs["dispatch"] = ["dispatch.cpp", *([] if x86 else ["-DLINATTN_ONLY_PORTABLE"])]
     jobs["nearfar"] = ["nearfar.cpp"]
+    jobs["memory"] = ["memory.cpp"]
     running = []
     for name, (source, *flags) in jobs.items():
         options = [*FLAGS, *flags, *extra]
@@ -68,7 +69,7 @@ def compile_library(target: str, work: str, extra: Sequence[str] = (), program: 
     if failed:
         raise subprocess.CalledProcessError(1, failed[0])
     objects = [os.path.join(work, f"{name}.o") for name in jobs]
-    kind = [*FLAGS, *extra, *program] if program else ["-shared"]
+    kind = [*FLAGS, *extra, *program] if program else ["-shared", "-pthread"]
     subprocess.run([compiler, *kind, *objects, "-o", target], check=True)
 
 

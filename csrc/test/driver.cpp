@@ -1,5 +1,6 @@
 // Runs every entry over ragged shapes on buffers of exactly the size they must have, so that AddressSanitizer sees any
 // step outside and UndefinedBehaviorSanitizer any misuse. Also checks that chunked, split and whole calls agree.
+#include "memory.h"
 #include "near_far.h"
 
 extern "C" {
@@ -123,6 +124,7 @@ void run(const Shape& s) {
 
 int main() {
   linattn_use_threads(side_by_side);
+  lent_blocks();
   int shapes = 0;
   for (int32_t isa = 0; isa < 3; ++isa) {
     if (!linattn_set_isa(isa)) continue;

@@ -3,6 +3,8 @@
 import argparse
 import json
 
+from ..engines.native.library import library
+from ..engines.native.memory import kept
 from ..kernels import NAMES
 from ..measure.machine import machine
 
@@ -14,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     facts = machine()
     if args.json:
-        print(json.dumps({**facts, "kernels": list(NAMES)}, indent=2))
+        memory = {"kept": kept(), "limit": library.memory_limit}
+        print(json.dumps({**facts, "memory": memory, "kernels": list(NAMES)}, indent=2))
         return 0
     engines = facts.pop("engines")
     assert isinstance(engines, dict)
@@ -22,5 +25,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name.replace('_', ' '):15} {value}")
     for name, why in engines.items():
         print(f"engine {name:8} {why}")
+    at_most = f"{kept() / 2**20:.0f} MiB of freed outputs, at most {library.memory_limit / 2**20:.0f} (LINATTN_KEEP_MB)"
+    print(f"{'kept memory':15} {at_most}")
     print(f"{'kernels':15} {', '.join(NAMES)}")
     return 0

@@ -2,5 +2,6 @@
 
 from . import native
 from .choose import NAMES, choose, describe, step, whole
+from .native.memory import release
 
-__all__ = ["NAMES", "choose", "describe", "native", "step", "whole"]
+__all__ = ["NAMES", "choose", "describe", "native", "release", "step", "whole"]

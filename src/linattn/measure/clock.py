@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..engines import release
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -58,6 +60,7 @@ def _reset_high_water() -> bool:
         return False
     with contextlib.suppress(OSError, AttributeError):  # another libc: the figure is then a lower bound
         ctypes.CDLL(None).malloc_trim(0)  # memory freed earlier but kept by malloc would hide what the call takes
+    release()  # so would what the native engine keeps
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import memory
 from .library import NO_MEMORY, NOT_FINITE, Call, library
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -61,7 +62,7 @@ def read(
     keep = _set_queries(call, query) + _set_sums(call, S, Z, scale, tokens, guarded)
     call.scaled = 1  # the sums' scale cancels: it is not applied
     call.kv_heads, call.value_dim = S.shape[1], S.shape[3]
-    out = torch.empty(*query.shape[:3], S.shape[3])
+    out = memory.empty(*query.shape[:3], S.shape[3])
     new_guarded = torch.empty_like(tokens)
     call.out, call.guarded_new = out.data_ptr(), new_guarded.data_ptr()
     _run(library.read, call, keep)
@@ -91,9 +92,9 @@ def causal(
     keep = _set_queries(call, query) + _set_keys(call, key, value, mask, log_decay, log_weight)
     keep += _set_sums(call, S, Z, scale, tokens, guarded)
     new = _new_sums(call)
-    out = torch.empty(*query.shape[:3], value.shape[3])
+    out = memory.empty(*query.shape[:3], value.shape[3])
     call.out = out.data_ptr()
-    marks = torch.empty(marks_shape(key, call.features, call.value_dim, train))
+    marks = memory.empty(*marks_shape(key, call.features, call.value_dim, train))
     if train:
         call.marks, call.segment = marks.data_ptr(), SEGMENT
     _run(library.causal, call, keep)
@@ -139,7 +140,7 @@ def read_backward(
     keep = _set_queries(call, query)
     call.kv_heads, call.value_dim = S.shape[1], S.shape[3]
     call.S, call.Z, call.out, call.grad_out = S.data_ptr(), Z.data_ptr(), out.data_ptr(), grad_out.data_ptr()
-    grads = torch.empty(query.shape), torch.empty(S.shape), torch.empty(Z.shape)
+    grads = memory.empty(*query.shape), torch.empty(S.shape), torch.empty(Z.shape)
     call.grad_query, call.grad_S, call.grad_Z = (x.data_ptr() for x in grads)
     _run(library.read_backward, call, keep)
     return grads
@@ -174,7 +175,7 @@ def causal_backward(
     grads = _new_key_grads(call, key, value)
     r, M = call.features, call.value_dim
     grad_query, old_S, old_Z = (
-        torch.empty(query.shape),
+        memory.empty(*query.shape),
         torch.empty(*key.shape[:2], r, M),
         torch.empty(*key.shape[:2], r),
     )
@@ -259,7 +260,7 @@ def _new_sums(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def _new_key_grads(call: Call, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    grads = torch.empty(key.shape), torch.empty(value.shape), torch.empty(key.shape[:3])
+    grads = memory.empty(*key.shape), memory.empty(*value.shape), memory.empty(*key.shape[:3])
     call.grad_key, call.grad_value, call.grad_log = (x.data_ptr() for x in grads)
     return grads
 

@@ -3,6 +3,7 @@
 import ctypes
 import glob
 import os
+import sys
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/backward.h
-INTERFACE = 3  # of csrc/call.h
+INTERFACE = 4  # of csrc/call.h
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
 
@@ -76,6 +77,18 @@ ENTRIES = {
 }
 
 
+def _memory_limit() -> int:
+    """Bytes of freed outputs that may be kept: LINATTN_KEEP_MB (MiB), or an eighth of the machine's memory."""
+    if sys.platform != "linux":
+        return 0
+    wanted = os.environ.get("LINATTN_KEEP_MB")
+    if not wanted:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+    if not wanted.isdecimal():
+        raise ValueError(f"LINATTN_KEEP_MB is {wanted!r}; it must be a whole number, 0 to keep nothing")
+    return min(int(wanted) * 2**20, sys.maxsize)
+
+
 class Library:
     """The loaded library, or `why_not`: the sentence that says what is missing."""
 
@@ -90,10 +103,14 @@ class Library:
     step: Any
     nearfar_step: Any
     whole: Any
+    memory_take: Any
+    memory_give: Any
+    memory_trim: Any
 
     def __init__(self) -> None:
         self.why_not: str | None = None
         self.threads = "one"
+        self.memory_limit = 0
         try:
             self._load()
         except (OSError, AttributeError, ValueError) as error:
@@ -125,6 +142,14 @@ class Library:
         self.nearfar_step.restype = c_int32
         self.whole = library.linattn_whole
         self.whole.argtypes, self.whole.restype = [POINTER(Call), c_int32], c_int32
+        self.memory_take, self.memory_give = library.linattn_memory_take, library.linattn_memory_give
+        self.memory_take.argtypes, self.memory_take.restype = [c_int32, POINTER(c_int64)], c_void_p
+        self.memory_give.argtypes, self.memory_give.restype = [c_void_p], None
+        self.memory_trim = library.linattn_memory_trim
+        self.memory_trim.argtypes, self.memory_trim.restype = [c_int64], c_int64
+        library.linattn_memory_limit.argtypes, library.linattn_memory_limit.restype = [c_int64], None
+        self.memory_limit = _memory_limit()
+        library.linattn_memory_limit(self.memory_limit)
         self._library = library
         self._use_torch_threads()
         wanted = os.environ.get("LINATTN_ISA")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.nearfar import NearFar
+from . import memory
 from .calls import DTYPES, _rows, _run, check_flags
 from .library import MergeCall, NearFarCall, library
 
@@ -74,7 +75,7 @@ def walk(
     call.first_slot_new = ctypes.addressof(first)
     out = None
     if attend and query is not None:
-        out = (torch.empty if mask is None else torch.zeros)(B, query.shape[1], L, M)
+        out = (memory.empty if mask is None else torch.zeros)(B, query.shape[1], L, M)
         call.out = out.data_ptr()
     _run(library.nearfar_walk, call, keep)
     return out, new, Steps(near, tokens)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...kernels.base import Kernel
 from ...sums import finite
+from . import memory
 from .calls import DTYPES, _map_call, _rows, check_flags, ordinary
 from .library import MOST_GROUPS, NOT_FINITE, Call, library
 from .maps import IDENTITY, NativeMap, native_map
@@ -42,7 +43,7 @@ def whole(
     call.key_stride[:] = key.stride()[:3]
     call.value_stride[:] = value.stride()[:3]
     call.threads = torch.get_num_threads()
-    out = torch.empty(call.batch, call.heads, call.queries, call.value_dim)
+    out = memory.empty(call.batch, call.heads, call.queries, call.value_dim)
     call.out = out.data_ptr()
     flags = library.whole(ctypes.byref(call), is_causal)
     if flags:
