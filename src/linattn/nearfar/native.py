@@ -51,7 +51,7 @@ def walk(
     counts = [L] * B if mask is None else mask.sum(-1).tolist()
     if max(counts, default=0) == 0:
         heads = 0 if query is None else query.shape[1]
-        return torch.zeros(B, heads, L, value.shape[-1]) if attend else None, state
+        return value.new_zeros(B, heads, L, value.shape[-1], dtype=torch.float32) if attend else None, state
     budgets = kernel.budgets(H)
     held = state.slots.shape[1]
     grown = [_grown(kernel, size, c, seen, counts, merged) for size, c in zip(budgets, slots_of(budgets, held))]
@@ -172,7 +172,7 @@ def step(
     else:
         steps = None
     if steps is None:
-        buffer, end = torch.empty(*near.shape[:2], kept + block, near.shape[3]), kept
+        buffer, end = near.new_empty(*near.shape[:2], kept + block, near.shape[3]), kept
         buffer[:, :, :kept] = near[:, :, near.shape[2] - kept :]
         steps = native.nearfar.Steps(buffer, kept)
         steps.take(end)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import memory
 from .library import NO_MEMORY, NOT_FINITE, Call, library
+from .memory import FLOATS
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SEGMENT = 480  # tokens between the sums that training keeps: r (M + 1) / 480 numbers per token
@@ -140,7 +141,7 @@ def read_backward(
     keep = _set_queries(call, query)
     call.kv_heads, call.value_dim = S.shape[1], S.shape[3]
     call.S, call.Z, call.out, call.grad_out = S.data_ptr(), Z.data_ptr(), out.data_ptr(), grad_out.data_ptr()
-    grads = memory.empty(*query.shape), torch.empty(S.shape), torch.empty(Z.shape)
+    grads = memory.empty(*query.shape), FLOATS.new_empty(S.shape), FLOATS.new_empty(Z.shape)
     call.grad_query, call.grad_S, call.grad_Z = (x.data_ptr() for x in grads)
     _run(library.read_backward, call, keep)
     return grads
@@ -176,8 +177,8 @@ def causal_backward(
     r, M = call.features, call.value_dim
     grad_query, old_S, old_Z = (
         memory.empty(*query.shape),
-        torch.empty(*key.shape[:2], r, M),
-        torch.empty(*key.shape[:2], r),
+        FLOATS.new_empty(*key.shape[:2], r, M),
+        FLOATS.new_empty(*key.shape[:2], r),
     )
     call.grad_query, call.grad_S, call.grad_Z = grad_query.data_ptr(), old_S.data_ptr(), old_Z.data_ptr()
     _run(library.causal_backward, call, [*keep, grad_S, grad_Z])
@@ -252,7 +253,7 @@ def _set_sums(
 
 def _new_sums(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     B, H, r = call.batch, call.kv_heads, call.features
-    S, Z, scale = torch.empty(B, H, r, call.value_dim), torch.empty(B, H, r), torch.empty(B, H)
+    S, Z, scale = (FLOATS.new_empty(shape) for shape in ((B, H, r, call.value_dim), (B, H, r), (B, H)))
     counts, guarded = torch.empty(B, H, dtype=torch.int64), torch.empty(B, H, dtype=torch.int64)
     call.S_new, call.Z_new, call.scale_new = S.data_ptr(), Z.data_ptr(), scale.data_ptr()
     call.tokens_new, call.guarded_new = counts.data_ptr(), guarded.data_ptr()

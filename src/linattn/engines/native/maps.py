@@ -68,10 +68,10 @@ def _make(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
         prepared = kernel.precondition is not None
         root = 1.0 if prepared else math.sqrt(kernel.logit_scale(dim, scale))
         weight = kernel.projection.detach().double()
-        bias = kernel.exponent * weight.square().sum(-1) * LOG2E
+        bias = kernel.exponent * weight.square().sum(-1) * LOG2E if kernel.exponent else None
         weight = weight * math.sqrt(1 - 4 * kernel.exponent) * (root * LOG2E)
         if kernel.hyperbolic:
-            weight, bias = torch.cat([weight, -weight]), torch.cat([bias, bias])
+            weight, bias = torch.cat([weight, -weight]), None if bias is None else torch.cat([bias, bias])
         constant = dim / 4 * math.log1p(-4 * kernel.exponent) - math.log(kernel.features) / 2
         return NativeMap(
             EXP,
@@ -122,13 +122,14 @@ def _wide(n: int) -> int:
 def _weights(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """(r, dim) with rows padded, its transpose likewise, and the bias of each feature: -1e30 where there is no feature.
 
-    Where every bias would be 0 there is none, and the native code has less to add.
+    Without a bias, and with whole vectors of features, that is empty, and the native code has less to add.
     """
     rows, dim = weight.shape
-    padded, turned = torch.zeros(rows, _wide(dim)), torch.zeros(dim, _lead(rows))
+    shapes = (rows, _wide(dim)), (dim, _lead(rows))
+    padded, turned = (torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes)
     padded[:, :dim], turned[:, :rows] = weight, weight.T
-    if rows % 16 == 0 and (bias is None or not bias.any()):
-        return padded, turned, torch.empty(0)
-    wide_bias = torch.full((_lead(rows),), -1e30)
+    if rows % 16 == 0 and bias is None:
+        return padded, turned, padded.new_empty(0)
+    wide_bias = padded.new_full((_lead(rows),), -1e30)
     wide_bias[:rows] = 0 if bias is None else bias
     return padded, turned, wide_bias

@@ -13,6 +13,7 @@ from ...kernels.nearfar import NearFar
 from . import memory
 from .calls import DTYPES, _rows, _run, check_flags
 from .library import MergeCall, NearFarCall, library
+from .memory import FLOATS
 
 
 class Held(NamedTuple):
@@ -60,12 +61,12 @@ def walk(
         call.mask = mask.data_ptr()
     tokens = min(width, held.near.shape[2] + L)
     total = sum(places.slots_new)
-    near = torch.empty(B, H, tokens + spare, E)
+    near = FLOATS.new_empty(B, H, tokens + spare, E)
     new = Held(
-        torch.empty(B, H, kernel.sinks, E),
+        FLOATS.new_empty(B, H, kernel.sinks, E),
         near[:, :, :tokens],
-        torch.empty(B, total, E),
-        torch.empty(B, total),
+        FLOATS.new_empty(B, total, E),
+        FLOATS.new_empty(B, total),
         torch.empty_like(held.moments, memory_format=torch.contiguous_format),
         torch.empty_like(held.queries, memory_format=torch.contiguous_format),
     )
@@ -75,7 +76,7 @@ def walk(
     call.first_slot_new = ctypes.addressof(first)
     out = None
     if attend and query is not None:
-        out = (memory.empty if mask is None else torch.zeros)(B, query.shape[1], L, M)
+        out = (memory.empty if mask is None else FLOATS.new_zeros)(B, query.shape[1], L, M)
         call.out = out.data_ptr()
     _run(library.nearfar_walk, call, keep)
     return out, new, Steps(near, tokens)
@@ -130,7 +131,7 @@ class Steps:
         if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
             query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         queries, new, moments = statistics
-        out = torch.empty(self.out_shape)
+        out = FLOATS.new_empty(self.out_shape)
         flags = library.nearfar_step(
             self.address,
             end - self.first,
@@ -155,7 +156,7 @@ def merge(
     B, H, n, E = entries.shape
     D = metric.shape[-1]
     keep = [x.contiguous() for x in (entries, bias, anchor, metric)]
-    new = torch.empty(B, H, size, E), torch.empty(B, H, size), torch.empty(B, H, n, dtype=torch.int64)
+    new = FLOATS.new_empty(B, H, size, E), FLOATS.new_empty(B, H, size), torch.empty(B, H, n, dtype=torch.int64)
     call = MergeCall(problems=B * H, slots=n, size=size, dim=D, value_dim=E - D, alpha=alpha)
     call.threads = torch.get_num_threads()
     call.slot, call.bias, call.anchor, call.metric = (x.data_ptr() for x in keep)
