@@ -4,43 +4,51 @@
 
 namespace {
 
+// Lines of memory at equal distances.
+struct Lines {
+  const char* at;
+  int64_t apart;
+  INLINE void ask() {
+    __builtin_prefetch(at, 0, 2);
+    at += apart;
+  }
+};
+
 class Ahead {
  public:
-  static constexpr int MOST = 32;  // lines that a tile may ask for
-
-  void clear() { count = at = 0; }
+  void clear() { count = now = 0; }
 
   // `rows` of `bytes` each, `stride` bytes apart.
   void want(const void* first, int64_t bytes, int64_t stride, int64_t rows) {
-    if (rows <= 0 || count == MOST_STRETCHES) return;
-    const char* row = static_cast<const char*>(first);
-    stretches[count++] = stride == bytes ? Stretch{row, row, bytes * rows, 0, 1} : Stretch{row, row, bytes, stride, rows};
+    if (rows <= 0 || count == MOST) return;
+    const char* at = static_cast<const char*>(first);
+    const int64_t lines = (bytes + LINE - 1) / LINE;
+    stretches[count++] = stride == bytes ? Stretch{at, LINE, (bytes * rows + LINE - 1) / LINE, 1, 0, 0}
+                                         : Stretch{at, stride, rows, lines, 0, 0};
   }
 
-  // The next lines, at most `most` of them; returns how many.
-  INLINE int next(const char** lines, int most) {
-    int n = 0;
-    while (at < count) {
-      Stretch& s = stretches[at];
-      const char *line = s.line, *end = s.row + s.bytes;
-      for (; line < end && n < most; line += LINE) lines[n++] = line;
-      s.line = line;
-      if (line < end) break;
-      s.line = s.row += s.stride;
-      if (--s.rows == 0) ++at;
+  // The next lines. A caller who asks for more of them than `most` gets what lies behind.
+  INLINE Lines next(int64_t most, const void* any) {
+    if (now == count) return {static_cast<const char*>(any), 0};
+    Stretch& s = stretches[now];
+    const Lines lines{s.first + s.column * LINE + s.asked * s.apart, s.apart};
+    s.asked += most;
+    if (s.asked >= s.lines) {  // strided rows are gone through once for each line of a row
+      s.asked = 0;
+      if (++s.column == s.columns) ++now;
     }
-    return n;
+    return lines;
   }
 
  private:
   static constexpr int64_t LINE = 64;
-  static constexpr int MOST_STRETCHES = 8;
+  static constexpr int MOST = 8;
   struct Stretch {
-    const char *row, *line;
-    int64_t bytes, stride, rows;
+    const char* first;
+    int64_t apart, lines, columns, asked, column;
   };
-  Stretch stretches[MOST_STRETCHES];
-  int count = 0, at = 0;
+  Stretch stretches[MOST];
+  int count = 0, now = 0;
 };
 
 }  // namespace

@@ -14,28 +14,19 @@ struct Operand {
   const float* b;
   int64_t ldb, k;
   Range range = WHOLE;
+  INLINE int64_t first(int64_t i0) const { return range == FROM_ROW ? i0 : 0; }
+  INLINE int64_t last(int64_t i1) const { return range == UP_TO_ROW ? imin(k, i1) : k; }
 };
 
-// Lines of memory to ask for, one in every STEP steps along k: at once they would hold up the loads of the product. The
-// last one is asked for again and again when there are no more.
+// Steps along k for which the loop is written out; in each of them one line of memory is asked for, because many at once
+// would hold up the loads of the product.
 constexpr int64_t STEP = 4;
-
-struct Lines {
-  const char *at[Ahead::MOST], **next, **last;
-  INLINE Lines(Ahead* ahead, int64_t steps, const float* any) {
-    const int wanted = ahead ? ahead->next(at, int(imin(steps / STEP, Ahead::MOST))) : 0;
-    if (!wanted) at[0] = reinterpret_cast<const char*>(any);
-    next = at;
-    last = at + (wanted ? wanted - 1 : 0);
-  }
-};
 
 // ALONG: rows of A lie in memory as such (col = 1), else its columns do (row = 1). Known when compiled, so that every
 // number of A has an address the CPU makes by itself: beside the products there is room for few instructions.
 template <int R, int W, bool ALONG>
 INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W], Lines& lines) {
-  const int64_t first = o.range == FROM_ROW ? i0 : 0;
-  const int64_t last = o.range == UP_TO_ROW ? imin(o.k, i0 + R) : o.k;
+  const int64_t first = o.first(i0), last = o.last(i0 + R);
   const int64_t apart = ALONG ? o.row : o.col, ldb = o.ldb;
   const float* a = o.a + (ALONG ? i0 * apart + first : i0 + first * apart);
   const float* b = o.b + first * ldb + j0;
@@ -53,11 +44,9 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
     b += ldb;
     if (!ALONG) a += apart;
   };
-  const char **next = lines.next, **end = lines.last;
   int64_t k = last - first;
   for (; k >= STEP; k -= STEP) {
-    __builtin_prefetch(*next, 0, 2);
-    next += next < end;
+    lines.ask();
     UNROLL(4)
     for (int64_t u = 0; u < STEP; ++u) step(u);
     if (ALONG) a += STEP, lower += STEP, lowest += STEP;
@@ -67,7 +56,6 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
     step(0);
     if (ALONG) ++a, ++lower, ++lowest;
   }
-  lines.next = next;
 }
 
 template <class End>
@@ -90,9 +78,12 @@ __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int
     UNROLL(4)
     for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
   }
-  int64_t steps = 0;
-  for (int n = 0; n < count; ++n) steps += o[n].range == WHOLE ? o[n].k : 0;
-  Lines lines(ahead, steps, o[0].a);
+  Lines lines{reinterpret_cast<const char*>(o[0].a), 0};
+  if (ahead) {
+    int64_t asked = 0;
+    for (int n = 0; n < count; ++n) asked += (o[n].last(i0 + R) - o[n].first(i0)) / STEP;
+    lines = ahead->next(asked, o[0].a);
+  }
   for (int n = 0; n < count; ++n) {
     if (o[n].col == 1) {
       multiply<R, W, true>(o[n], i0, j0, acc, lines);

@@ -29,6 +29,7 @@ struct Managed {
 struct Block {
   char* at;
   int64_t bytes;
+  bool offered;  // to the system, which may take the pages
 };
 
 constexpr int32_t DLPACK_CPU = 1, MOST_DIMS = 4;
@@ -76,20 +77,20 @@ Block remove(int i) {
 // A new block of whole large pages, or none.
 Block map(int64_t bytes) {
   void* found = mmap(nullptr, size_t(bytes + LARGE_PAGE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (found == MAP_FAILED) return {nullptr, 0};
+  if (found == MAP_FAILED) return {nullptr, 0, false};
   char* begin = static_cast<char*>(found);
   const int64_t skip = (LARGE_PAGE - int64_t(reinterpret_cast<uintptr_t>(begin) % LARGE_PAGE)) % LARGE_PAGE;
   if (skip) munmap(begin, size_t(skip));
   munmap(begin + skip + bytes, size_t(LARGE_PAGE - skip));
   madvise(begin + skip, size_t(bytes), MADV_HUGEPAGE);
-  return {begin + skip, bytes};
+  return {begin + skip, bytes, false};
 }
 
 // The kept block that fits best, of those the one freed last; else a new one. None if it could not be kept afterwards.
 Block take(int64_t bytes) {
   {
     const Lock lock;
-    if (bytes > limit) return {nullptr, 0};
+    if (bytes > limit) return {nullptr, 0, false};
     int best = -1;
     for (int i = count - 1; i >= 0; --i) {
       const int64_t has = blocks[i].bytes;
@@ -100,9 +101,21 @@ Block take(int64_t bytes) {
   return map(bytes);
 }
 
-// Keeps a block in place of the oldest ones. The system may have its pages from now on; unless it does, they stay as they are.
-void give(const Block& block) {
-  madvise(block.at, size_t(block.bytes), MADV_FREE);
+// Offers the oldest blocks to the system, which may have their pages from now on; unless it takes them, they stay as they
+// are. Not the newest, an eighth of what may be kept: to offer pages, every core has to be told.
+void offer_old() {
+  int64_t newest = 0;
+  for (int i = count; i-- > 0;) {
+    newest += blocks[i].bytes;
+    if (newest <= limit / 8 || blocks[i].offered) continue;
+    madvise(blocks[i].at, size_t(blocks[i].bytes), MADV_FREE);
+    blocks[i].offered = true;
+  }
+}
+
+// Keeps a block in place of the oldest ones.
+void give(Block block) {
+  block.offered = false;
   for (;;) {
     Block old = block;
     {
@@ -110,6 +123,7 @@ void give(const Block& block) {
       if (block.bytes <= limit) {
         if (count < MOST_BLOCKS && kept + block.bytes <= limit) {
           blocks[count++] = block, kept += block.bytes;
+          offer_old();
           return;
         }
         old = remove(0);
