@@ -47,6 +47,15 @@ int64_t bound(int64_t tokens, int64_t part, int64_t parts, int64_t unit) {
   return at < tokens ? at : tokens;
 }
 
+// Steps in which a line of tokens is gone through: long ones first, and short ones at the end, when threads have to meet.
+constexpr int64_t STEPS = 4;
+
+// Where a step begins: at 0, 1/2, 3/4, 7/8 of the tokens, and the end.
+int64_t step_bound(int64_t tokens, int64_t step, int64_t unit) {
+  const int64_t at = (tokens - (tokens >> step) + unit - 1) / unit * unit;
+  return step == STEPS || at > tokens ? tokens : at;
+}
+
 // Room for the sums of `count` heads or stretches.
 struct Space {
   int64_t size;
@@ -91,18 +100,17 @@ int32_t guarded_call(const Call& c, const Body& body) {
 
 int32_t absorb(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, unit = 256, parts = stretches(heads, c.keys, c.threads, unit);
+  const int64_t heads = c.batch * c.kv_heads, unit = 120, parts = stretches(heads, c.keys, c.threads, unit);
   Space space(c, heads * parts);
   std::atomic<int32_t> flags{OK};
-  run(heads * parts, c.threads, [&](int64_t i) {
+  run_in_order(heads * parts, STEPS, c.threads, [&](int64_t i, int64_t step) {
     const int64_t head = i / parts, part = i % parts;
-    if (part) {
-      p.clear_sums(c, space[i]);
-    } else {
-      p.load_sums(c, head, space[i]);
-    }
-    flags |= p.absorb(c, head, bound(c.keys, part, parts, unit), bound(c.keys, part + 1, parts, unit), space[i]);
-    if (parts == 1) flags |= p.store_sums(c, head, space[i]);
+    const int64_t first = bound(c.keys, part, parts, unit), tokens = bound(c.keys, part + 1, parts, unit) - first;
+    if (step == 0 && part == 0) p.load_sums(c, head, space[i]);
+    if (step == 0 && part > 0) p.clear_sums(c, space[i]);
+    const int64_t begin = step_bound(tokens, step, unit), end = step_bound(tokens, step + 1, unit);
+    if (begin < end) flags |= p.absorb(c, head, first + begin, first + end, space[i]);
+    if (step == STEPS - 1 && parts == 1) flags |= p.store_sums(c, head, space[i]);
   });
   for (int64_t head = 0; head < heads; ++head) {
     for (int64_t part = 1; part < parts; ++part) p.merge_sums(c, space[head * parts], space[head * parts + part], 0);
@@ -126,18 +134,19 @@ int32_t read(const Call& c) {
   const Pieces& p = pieces();
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
   const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
-  const int64_t fine = rows / (16 * unit), least = stretches(heads, rows, c.threads, unit);
-  const int64_t parts = fine > least ? fine : least;  // small ones: threads are not equally fast
-  std::vector<int64_t> small(size_t(heads * parts));
+  const int64_t parts = stretches(heads, rows, c.threads, unit), lines = heads * parts;
+  std::vector<int64_t> small(size_t(lines * STEPS));
   std::atomic<int32_t> flags{OK};
-  run(heads * parts, c.threads, [&](int64_t i) {
-    const int64_t head = i / parts, part = i % parts;
-    const int64_t begin = bound(rows, part, parts, unit), end = bound(rows, part + 1, parts, unit);
-    flags |= p.read(c, head, begin, end, &small[size_t(i)]);
+  run(lines * STEPS, c.threads, [&](int64_t i) {
+    const int64_t part = i % lines % parts, step = i / lines;
+    const int64_t first = bound(rows, part, parts, unit), count = bound(rows, part + 1, parts, unit) - first;
+    const int64_t begin = step_bound(count, step, unit), end = step_bound(count, step + 1, unit);
+    if (begin < end) flags |= p.read(c, i % lines / parts, first + begin, first + end, &small[size_t(i)]);
   });
-  for (int64_t head = 0; head < heads && c.guarded_new; ++head) {
-    c.guarded_new[head] = guarded_before(c, head);
-    for (int64_t part = 0; part < parts && c.tokens[head]; ++part) c.guarded_new[head] += small[size_t(head * parts + part)];
+  for (int64_t head = 0; head < heads && c.guarded_new; ++head) c.guarded_new[head] = guarded_before(c, head);
+  for (int64_t i = 0; i < lines * STEPS && c.guarded_new; ++i) {
+    const int64_t head = i % lines / parts;
+    if (c.tokens[head]) c.guarded_new[head] += small[size_t(i)];
   }
   return flags;
 }
@@ -202,11 +211,13 @@ int32_t causal(const Call& c) {
       seen[size_t(head * parts + part)] = seen[size_t(head * parts + part - 1)] + visible(c, head, begin, end);
     }
   }
-  run(heads * parts, c.threads, [&](int64_t i) {
-    const int64_t head = i / parts, part = i % parts;
-    const int64_t begin = bound(c.keys, part, parts, unit), end = bound(c.keys, part + 1, parts, unit);
-    flags |= p.causal(c, head, begin, end, space[i], &small[size_t(i)], seen[size_t(i)]);
-    if (part == parts - 1) flags |= p.store_sums(c, head, space[i]);
+  run_in_order(heads * parts, STEPS, c.threads, [&](int64_t i, int64_t step) {
+    const int64_t head = i / parts, part = i % parts, first = bound(c.keys, part, parts, unit);
+    const int64_t tokens = bound(c.keys, part + 1, parts, unit) - first;
+    const int64_t begin = first + step_bound(tokens, step, unit), end = first + step_bound(tokens, step + 1, unit);
+    if (begin < end) flags |= p.causal(c, head, begin, end, space[i], &small[size_t(i)], seen[size_t(i)]);
+    seen[size_t(i)] += visible(c, head, begin, end);
+    if (part == parts - 1 && step == STEPS - 1) flags |= p.store_sums(c, head, space[i]);
   });
   for (int64_t head = 0; head < heads && c.tokens_new; ++head) {
     c.tokens_new[head] = tokens_before(c, head) + visible(c, head, 0, c.keys);
@@ -274,10 +285,13 @@ int32_t causal_backward(const Call& c) {
   use_large_pages(c.grad_key, heads * c.keys * c.dim);
   use_large_pages(c.grad_value, heads * c.keys * c.value_dim);
   if (parts == 1) {
-    run(heads, c.threads, [&](int64_t head) {
-      p.load_grad(c, head, space[head]);
-      p.causal_backward(c, head, 0, c.keys, 3, space[head]);
-      p.store_grad(c, head, space[head]);
+    run_in_order(heads, STEPS, c.threads, [&](int64_t head, int64_t step) {
+      if (step == 0) p.load_grad(c, head, space[head]);
+      const int64_t segments = (c.keys + c.segment - 1) / c.segment;  // from the last one back
+      const int64_t begin = (segments - step_bound(segments, step + 1, 1)) * c.segment;
+      const int64_t end = (segments - step_bound(segments, step, 1)) * c.segment;
+      if (begin < end) p.causal_backward(c, head, begin, end < c.keys ? end : c.keys, 3, space[head]);
+      if (step == STEPS - 1) p.store_grad(c, head, space[head]);
     });
     return OK;
   }

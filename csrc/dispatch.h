@@ -2,6 +2,8 @@
 #pragma once
 #include <atomic>
 #include <new>
+#include <thread>
+#include <vector>
 
 #include "call.h"
 
@@ -36,4 +38,20 @@ void run(int64_t count, int64_t threads, const Work& work) {
        },
        &shared);
   if (failed) throw std::bad_alloc();  // the only thing that work throws
+}
+
+// Runs work(line, step) for every line and step, the steps of a line one after the other, whichever thread takes them:
+// threads are not equally fast, and with whole lines some would wait long for the last one.
+template <class Work>
+void run_in_order(int64_t lines, int64_t steps, int64_t threads, const Work& work) {
+  std::vector<std::atomic<int64_t>> done(static_cast<size_t>(lines));
+  run(lines * steps, threads, [&](int64_t i) {
+    std::atomic<int64_t>& mine = done[size_t(i % lines)];
+    while (mine.load(std::memory_order_acquire) < i / lines) std::this_thread::yield();
+    struct Advance {  // also where work throws, or others would wait for ever
+      std::atomic<int64_t>& done;
+      ~Advance() { done.fetch_add(1, std::memory_order_release); }
+    } advance{mine};
+    work(i % lines, i / lines);
+  });
 }

@@ -30,7 +30,7 @@ def empty(*shape: int) -> Tensor:
 
 
 def kept() -> int:
-    """Bytes of freed outputs that wait for the next call. The system may take them back whenever it wants memory."""
+    """Bytes of freed outputs that wait for the next call. The system may take all but the newest when it wants memory."""
     return 0 if library.why_not else library.memory_trim(sys.maxsize)
 
 

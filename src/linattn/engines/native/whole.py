@@ -23,7 +23,7 @@ def whole(
     if not (query.is_cpu and key.is_cpu and value.is_cpu) or kernel.dim != query.shape[-1]:
         return None
     projection = kernel._buffers.get("projection")
-    if not ordinary(query, key, value) or (projection is not None and not ordinary(projection)):
+    if not (ordinary(query, key, value) if projection is None else ordinary(query, key, value, projection)):
         return None
     if scale is not None and not (isinstance(scale, float) and 0 < scale < float("inf")):
         return None
