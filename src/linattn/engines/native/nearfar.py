@@ -131,7 +131,7 @@ class Steps:
         if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
             query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         queries, new, moments = statistics
-        out = FLOATS.new_empty(self.out_shape)
+        out = FLOATS.new_empty(*self.out_shape)
         flags = library.nearfar_step(
             self.address,
             end - self.first,

@@ -53,7 +53,7 @@ def step(
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     plan.keep.threads = torch.get_num_threads()
-    fresh, out = FLOATS.new_empty(plan.floats), FLOATS.new_empty(plan.out_shape)
+    fresh, out = FLOATS.new_empty(plan.floats), FLOATS.new_empty(*plan.out_shape)
     at = query.data_ptr(), key.data_ptr(), value.data_ptr()
     flags = library.step(plan.call, *at, apart, old, fresh.data_ptr(), out.data_ptr())
     if flags:
