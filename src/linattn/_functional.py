@@ -80,8 +80,8 @@ def attention(
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
     plain = key_mask is None and cu_seqlens is None and decay is None and gate is None and attn_mask is None
-    if plain and engine in engines.NAMES and isinstance(query, Tensor) and query.dim() > 1:
-        made = resolve(kernel, query.shape[-1], query.device)
+    if plain and isinstance(query, Tensor) and query.dim() > 1:
+        made = kernel if isinstance(kernel, Kernel) else resolve(kernel, query.shape[-1], query.device)
         quick: Any = None
         if state is None and not return_state and not isinstance(made, (Exact, NearFar)):
             quick = engines.whole(engine, query, key, value, made, scale, is_causal, enable_gqa)

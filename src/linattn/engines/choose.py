@@ -34,7 +34,7 @@ def step(
     engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, state: State, gqa: bool
 ) -> tuple[Tensor, State] | None:
     """The short way of a one-token call that goes on from a state, where there is one."""
-    if engine == "torch" or not native.available():
+    if engine not in ("auto", "native") or not native.available():
         return None
     if not (isinstance(state, Sums) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
@@ -45,7 +45,7 @@ def whole(
     engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scale: float | None, causal: bool, gqa: bool
 ) -> Tensor | None:
     """The short way of a plain call from nothing that leaves no state, where there is one."""
-    if engine == "torch" or not native.available():
+    if engine not in ("auto", "native") or not native.available():
         return None
     if not (isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None

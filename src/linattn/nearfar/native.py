@@ -148,7 +148,7 @@ def step(
     engine: str, query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: Any, gqa: bool
 ) -> tuple[Tensor, NearFarState] | None:
     """A plain one-token call, or None: then the long way serves it, or says what is wrong."""
-    if engine == "torch" or not native.available() or not isinstance(state, NearFarState):
+    if engine not in ("auto", "native") or not native.available() or not isinstance(state, NearFarState):
         return None
     if not (isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None

@@ -104,6 +104,8 @@ class State:
 class Pack:
     """S, Z, log_scale, tokens and guarded in one buffer of float32, each at a multiple of 16: see csrc/dispatch.cpp."""
 
+    __slots__ = ("about", "buffer", "sizes")
+
     def __init__(self, buffer: Tensor, sizes: tuple[int, int, int, int], about: Any):
         self.buffer, self.sizes, self.about = buffer, sizes, about
 
@@ -175,7 +177,8 @@ class Sums(State):
     def packed(kernel: str, pack: "Pack | Nothing") -> "Sums":
         """A state taken apart into tensors only when somebody looks at one: a quick step never does."""
         made = object.__new__(Sums)
-        made.__dict__.update(kernel=kernel, _pack=pack)
+        fields = made.__dict__
+        fields["kernel"], fields["_pack"] = kernel, pack
         return made
 
     def __getattr__(self, name: str) -> Tensor:

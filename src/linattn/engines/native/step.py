@@ -54,8 +54,8 @@ def step(
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     plan.keep.threads = torch.get_num_threads()
     fresh, out = FLOATS.new_empty(plan.floats), FLOATS.new_empty(*plan.out_shape)
-    at = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    flags = library.step(plan.call, *at, apart, old, fresh.data_ptr(), out.data_ptr())
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    flags = library.step(plan.call, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
     if flags:
         finite.refuse(torch.float32, query=query, key=key, value=value)
     new = Sums.packed(plan.signature, Pack(fresh, plan.sizes, plan))
