@@ -15,7 +15,7 @@ enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2 };
 // Tokens have strides (in elements) over batch, head and token; everything else is contiguous.
 struct Call {
   int64_t batch, heads, kv_heads, queries, keys, dim, value_dim, features;
-  int64_t threads, segment;  // segment: a multiple of BLOCK (forward.h)
+  int64_t threads, segment;  // segment: a multiple of BLOCK (keys.h)
   int32_t map, dtype;
   int32_t scaled;  // keys carry log-weights: by the map, by decay or by log_weight
   int32_t pad;
