@@ -48,11 +48,12 @@ int64_t bound(int64_t tokens, int64_t part, int64_t parts, int64_t unit) {
 }
 
 // Steps in which a line of tokens is gone through: long ones first, and short ones at the end, when threads have to meet.
-constexpr int64_t STEPS = 4;
+// Few, because memory is asked for ahead only within a step.
+constexpr int64_t STEPS = 3;
 
-// Where a step begins: at 0, 1/2, 3/4, 7/8 of the tokens, and the end.
+// Where a step begins: at 0, 3/4, 15/16 of the tokens, and the end.
 int64_t step_bound(int64_t tokens, int64_t step, int64_t unit) {
-  const int64_t at = (tokens - (tokens >> step) + unit - 1) / unit * unit;
+  const int64_t at = (tokens - (tokens >> 2 * step) + unit - 1) / unit * unit;
   return step == STEPS || at > tokens ? tokens : at;
 }
 
@@ -182,7 +183,7 @@ int32_t step(const Call& c) {
 
 int32_t causal(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 480;
+  const int64_t heads = c.batch * c.kv_heads, unit = c.segment ? c.segment : 240;
   std::atomic<int32_t> flags{OK};
   if (c.keys == 1 && !c.marks && c.S) return step(c);
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);

@@ -52,6 +52,7 @@ def _tensor(at: int) -> Tensor:
     try:
         capsule = _capsule(at, UNUSED, None)
         return torch.utils.dlpack.from_dlpack(capsule)
-    finally:
+    except BaseException:
         if capsule is None or _is_named(capsule, UNUSED):
             library.memory_give(at)
+        raise

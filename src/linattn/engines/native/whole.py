@@ -1,6 +1,7 @@
 """A plain call from nothing that leaves no state, with as little Python around the arithmetic as there can be."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,11 +38,10 @@ def whole(
     if fixed is None:
         return None
     call = Call.from_buffer_copy(fixed)
-    query, key, value = _rows(query), _rows(key), _rows(value)
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        query, key, value = _rows(query), _rows(key), _rows(value)
+        _set_strides(call, query.stride(), key.stride(), value.stride())
     call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    call.query_stride[:] = query.stride()[:3]
-    call.key_stride[:] = key.stride()[:3]
-    call.value_stride[:] = value.stride()[:3]
     call.threads = torch.get_num_threads()
     out = memory.empty(call.batch, call.heads, call.queries, call.value_dim)
     call.out = out.data_ptr()
@@ -68,4 +68,9 @@ def _fixed(fmap: NativeMap, query: Tensor, key: Tensor, value: Tensor, is_causal
     call = _map_call(list(fmap.weights), *fmap.numbers())
     call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.dim, call.value_dim = B, heads, H, L, S, D, M
     call.dtype = DTYPES[query.dtype]
+    _set_strides(call, (heads * L * D, L * D, D), (H * S * D, S * D, D), (H * S * M, S * M, M))
     return call
+
+
+def _set_strides(call: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> None:
+    call.query_stride[:], call.key_stride[:], call.value_stride[:] = query[:3], key[:3], value[:3]
