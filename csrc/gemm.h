@@ -31,16 +31,16 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
   const float* a = o.a + (ALONG ? i0 * apart + first : i0 + first * apart);
   const float* b = o.b + first * ldb + j0;
   const float *lower = a + 3 * apart, *lowest = a + 6 * apart;  // from one of three, every row is at most two away
-  const auto number = [&](int i, int64_t u) __attribute__((always_inline)) {
-    return ALONG ? (i < 3 ? a : i < 6 ? lower : lowest)[i % 3 * apart + u] : a[i];
-  };
   const auto step = [&](int64_t u) __attribute__((always_inline)) {
     vec right[W];
     UNROLL(4)
     for (int j = 0; j < W; ++j) right[j] = load(b + j * VL);
     UNROLL(8)
     for (int i = 0; i < R; ++i) {
-      const vec left = splat(number(i, u));
+      const vec left = splat(!ALONG  ? a[i]
+                             : i < 3 ? a[i * apart + u]
+                             : i < 6 ? lower[(i - 3) * apart + u]
+                                     : lowest[(i - 6) * apart + u]);
       UNROLL(4)
       for (int j = 0; j < W; ++j) acc[i][j] += left * right[j];
     }
