@@ -1,5 +1,8 @@
 """What the tests of the native engine share: kernels, instruction sets, and the float64 truth."""
 
+import threading
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -83,3 +86,12 @@ def truth(query: Tensor, key: Tensor, value: Tensor, kernel, **options) -> Tenso
 
 def native_attention(query: Tensor, key: Tensor, value: Tensor, kernel, **options):
     return linattn.attention(query, key, value, kernel=kernel, engine="native", enable_gqa=True, **options)
+
+
+def side_by_side(work: Callable[[int], None], count: int) -> None:
+    """Runs work(0) .. work(count - 1), each in a thread of its own."""
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 import linattn
-from linattn.engines import describe
 from linattn.kernels import Elu, Kernel, Positive
 from linattn.kernels.nearfar import NearFar
+from native_support import needs_native
 
-pytestmark = pytest.mark.skipif(
-    not describe()["native"].startswith("available"), reason="the native engine is not built"
-)
+pytestmark = needs_native
 
 
 @pytest.fixture

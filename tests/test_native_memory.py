@@ -17,7 +17,7 @@ from linattn.engines import release
 from linattn.engines.native import memory
 from linattn.engines.native.library import library
 from linattn.kernels import Elu, Positive
-from native_support import needs_native, tokens
+from native_support import needs_native, side_by_side, tokens
 
 pytestmark = [needs_native, pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps memory")]
 
@@ -238,11 +238,7 @@ def test_many_threads_at_once():
             if not (torch.equal(one, expected[i]) and torch.equal(two, expected[(i + 1) % 4])):
                 failures.append(i)
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    side_by_side(work, 4)
     assert not failures
 
 

@@ -4,7 +4,6 @@ import copy
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 import linattn
 from linattn.engines.native.library import ISA_LEVELS, library
 from linattn.kernels import Elu, Positive
-from native_support import DIM, KERNELS, close, native_attention, needs_native, tokens, truth
+from native_support import DIM, KERNELS, close, native_attention, needs_native, side_by_side, tokens, truth
 
 pytestmark = needs_native
 
@@ -113,11 +112,7 @@ def test_calls_from_many_threads_at_once():
             if not torch.equal(native_attention(*inputs[i], kernel, is_causal=True), expected[i]):
                 failures.append(i)
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    side_by_side(work, 8)
     assert not failures
 
 
