@@ -173,7 +173,7 @@ void read_backward(const Call& c, int64_t head, int64_t begin, int64_t end, floa
   float* g = take(space, n * wide(M));
   float* h = take(space, n);
   float* den = take(space, n);
-  const QuerySpace queries = query_space(c, n, space);
+  QuerySpace queries = query_space(c, n, space);
   for (int64_t row = begin; row < end;) {
     const int64_t group = row / c.queries, t = row % c.queries, m = imin(n, imin(end - row, c.queries - t));
     const int64_t at = (b * c.heads + first + group) * c.queries + t;

@@ -57,6 +57,8 @@ int64_t step_bound(int64_t tokens, int64_t step, int64_t unit) {
   return step == STEPS || at > tokens ? tokens : at;
 }
 
+constexpr int64_t UNIT = 120;  // tokens, where order does not matter: stretches and steps are multiples of it
+
 // Room for the sums of `count` heads or stretches.
 struct Space {
   int64_t size;
@@ -99,18 +101,29 @@ int32_t guarded_call(const Call& c, const Body& body) {
   }
 }
 
+// The keys of one step, of `tokens` from `first` on.
+int32_t absorb_step(const Call& c, int64_t head, int64_t first, int64_t tokens, int64_t step, float* sums) {
+  const int64_t begin = step_bound(tokens, step, UNIT), end = step_bound(tokens, step + 1, UNIT);
+  return begin < end ? pieces().absorb(c, head, first + begin, first + end, sums) : OK;
+}
+
+// The same for queries, counted head by head.
+int32_t read_step(const Call& c, int64_t head, int64_t first, int64_t rows, int64_t step, int64_t* guarded) {
+  const int64_t begin = step_bound(rows, step, UNIT), end = step_bound(rows, step + 1, UNIT);
+  return begin < end ? pieces().read(c, head, first + begin, first + end, guarded) : OK;
+}
+
 int32_t absorb(const Call& c) {
   const Pieces& p = pieces();
-  const int64_t heads = c.batch * c.kv_heads, unit = 120, parts = stretches(heads, c.keys, c.threads, unit);
+  const int64_t heads = c.batch * c.kv_heads, parts = stretches(heads, c.keys, c.threads, UNIT);
   Space space(c, heads * parts);
   std::atomic<int32_t> flags{OK};
   run_in_order(heads * parts, STEPS, c.threads, [&](int64_t i, int64_t step) {
     const int64_t head = i / parts, part = i % parts;
-    const int64_t first = bound(c.keys, part, parts, unit), tokens = bound(c.keys, part + 1, parts, unit) - first;
+    const int64_t first = bound(c.keys, part, parts, UNIT), tokens = bound(c.keys, part + 1, parts, UNIT) - first;
     if (step == 0 && part == 0) p.load_sums(c, head, space[i]);
     if (step == 0 && part > 0) p.clear_sums(c, space[i]);
-    const int64_t begin = step_bound(tokens, step, unit), end = step_bound(tokens, step + 1, unit);
-    if (begin < end) flags |= p.absorb(c, head, first + begin, first + end, space[i]);
+    flags |= absorb_step(c, head, first, tokens, step, space[i]);
     if (step == STEPS - 1 && parts == 1) flags |= p.store_sums(c, head, space[i]);
   });
   for (int64_t head = 0; head < heads; ++head) {
@@ -132,17 +145,15 @@ void use_large_pages(float* at, int64_t floats) {
 }
 
 int32_t read(const Call& c) {
-  const Pieces& p = pieces();
   use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
-  const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads), unit = 120;
-  const int64_t parts = stretches(heads, rows, c.threads, unit), lines = heads * parts;
+  const int64_t heads = c.batch * c.kv_heads, rows = c.queries * (c.heads / c.kv_heads);
+  const int64_t parts = stretches(heads, rows, c.threads, UNIT), lines = heads * parts;
   std::vector<int64_t> small(size_t(lines * STEPS));
   std::atomic<int32_t> flags{OK};
   run(lines * STEPS, c.threads, [&](int64_t i) {
-    const int64_t part = i % lines % parts, step = i / lines;
-    const int64_t first = bound(rows, part, parts, unit), count = bound(rows, part + 1, parts, unit) - first;
-    const int64_t begin = step_bound(count, step, unit), end = step_bound(count, step + 1, unit);
-    if (begin < end) flags |= p.read(c, i % lines / parts, first + begin, first + end, &small[size_t(i)]);
+    const int64_t part = i % lines % parts, first = bound(rows, part, parts, UNIT);
+    const int64_t count = bound(rows, part + 1, parts, UNIT) - first;
+    flags |= read_step(c, i % lines / parts, first, count, i / lines, &small[size_t(i)]);
   });
   for (int64_t head = 0; head < heads && c.guarded_new; ++head) c.guarded_new[head] = guarded_before(c, head);
   for (int64_t i = 0; i < lines * STEPS && c.guarded_new; ++i) {
@@ -231,16 +242,31 @@ int32_t causal(const Call& c) {
 // From nothing to the output: the sums in between are nobody's.
 int32_t whole(const Call& c, bool is_causal) {
   if (is_causal) return causal(c);
-  const int64_t heads = c.batch * c.kv_heads, r = c.features;
+  const int64_t heads = c.batch * c.kv_heads, r = c.features, rows = c.queries * (c.heads / c.kv_heads);
   std::vector<int64_t> tokens(static_cast<size_t>(heads));
   std::unique_ptr<float[]> sums(new float[size_t(heads * (r * c.value_dim + r + 1))]);
   Call first = c, second = c;
   first.S_new = sums.get(), first.Z_new = first.S_new + heads * r * c.value_dim, first.scale_new = first.Z_new + heads * r;
   first.tokens_new = tokens.data();
-  const int32_t flags = absorb(first);
   second.S = first.S_new, second.Z = first.Z_new, second.scale = first.scale_new, second.tokens = tokens.data();
   second.scaled = 1;  // the sums' scale cancels: it is not applied
-  return flags | read(second);
+  if (heads < c.threads) {
+    const int32_t flags = absorb(first);
+    return flags | read(second);
+  }
+  // Heads for every thread: each goes from keys to queries by itself, and threads meet only once.
+  use_large_pages(c.out, c.batch * c.heads * c.queries * c.value_dim);
+  const Pieces& p = pieces();
+  Space space(c, heads);
+  std::atomic<int32_t> flags{OK};
+  run_in_order(heads, 2 * STEPS, c.threads, [&](int64_t head, int64_t step) {
+    int64_t small = 0;
+    if (step == 0) p.load_sums(first, head, space[head]);
+    if (step < STEPS) flags |= absorb_step(first, head, 0, c.keys, step, space[head]);
+    if (step == STEPS - 1) flags |= p.store_sums(first, head, space[head]);
+    if (step >= STEPS) flags |= read_step(second, head, 0, rows, step - STEPS, &small);
+  });
+  return flags;
 }
 
 int32_t absorb_backward(const Call& c) {

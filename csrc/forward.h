@@ -37,6 +37,7 @@ void add_keys(const Call& c, const Keys& k, Sums sums, Ahead* ahead) {
 struct QuerySpace {
   float *x, *offset, *tops, *work;
   Ahead* ahead = nullptr;
+  bool large = false;  // some exponents were too large as they are: guess their size from the norms
 };
 
 INLINE int64_t query_floats(const Call& c, int64_t n) { return n * (wide(c.dim) + 2) + 32 + map_work(c, n); }
@@ -51,28 +52,33 @@ INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
 }
 
 // dots[i] = phi_i . z, where z is given.
-Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, const QuerySpace& s, float* phi,
-                  const float* z, float* dots) {
+Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, QuerySpace& s, float* phi, const float* z,
+                  float* dots) {
   const Rows x = rows(c, at, stride, c.dim, n, nullptr, false, s.x);
   const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
-  if (spread == 0) {
-    memset(s.offset, 0, size_t(n) * 4);
-  } else {
+  if (s.large && spread != 0) {
     square_sums(x, n, c.dim, s.offset);
-    for (int64_t i = 0; i < n; ++i) s.offset[i] = spread * __builtin_sqrtf(s.offset[i]);
+    for (int64_t i = 0; i < n; ++i) {
+      const float guess = spread * __builtin_sqrtf(s.offset[i]);
+      s.offset[i] = guess < -HIGHEST / 2 ? guess : 0;
+    }
+  } else {
+    memset(s.offset, 0, size_t(n) * 4);
   }
   features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
   if (c.map != MAP_EXP) return x;
-  bool fits = true;
-  for (int64_t i = 0; i < n; ++i) fits &= s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST;
-  if (!fits) {  // the guess from the norm was poor: take the largest exponent itself
-    for (int64_t i = 0; i < n; ++i) s.offset[i] = finite(s.tops[i]) ? s.offset[i] - s.tops[i] : s.offset[i];
+  const auto fits = [&](int64_t i) { return s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST; };
+  bool all = true;
+  for (int64_t i = 0; i < n; ++i) all &= fits(i);
+  if (!all) {  // take the largest exponent itself, and only there: other rows must not change with their neighbours
+    s.large = true;
+    for (int64_t i = 0; i < n; ++i) s.offset[i] -= !fits(i) && finite(s.tops[i]) ? s.tops[i] : 0;
     features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
   }
   return x;
 }
 
-Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, const QuerySpace& s, float* phi,
+Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, QuerySpace& s, float* phi,
                   const float* z, float* dots) {
   return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots);
 }

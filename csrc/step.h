@@ -87,7 +87,7 @@ int32_t step(const Call& c, int64_t head, int64_t n) {
   float* z = take(space, ld);
   const KeySpace keys = key_space(c, n, take(space, key_floats(c, n)), phi_k);
   const StepKeys k = step_keys(c, head, n, keys);
-  const QuerySpace queries = query_space(c, n * groups, space);
+  QuerySpace queries = query_space(c, n * groups, space);
   const int64_t first = (head % c.kv_heads) * groups;
   take_queries(c, token(c, c.query, c.query_stride, b, first, 0), c.query_stride[1], n * groups, queries, phi_q, nullptr, nullptr);
   int32_t flags = OK;

@@ -70,12 +70,26 @@ const void* token(const Call& c, const void* base, const int64_t* stride, int64_
 void square_sums(Rows x, int64_t n, int64_t dim, float* to) {
   for (int64_t i = 0; i < n; i += VL) {
     vec s[VL];
-    for (int k = 0; k < VL; ++k) {
-      s[k] = vec{};
-      const float* row = x.at + imin(i + k, n - 1) * x.ld;
-      int64_t d = 0;
-      for (; d + VL <= dim; d += VL) s[k] += load(row + d) * load(row + d);
-      if (d < dim) s[k] += load_some(row + d, dim - d) * load_some(row + d, dim - d);
+    if (i + VL <= n && dim % VL == 0) {
+      UNROLL(16)
+      for (int k = 0; k < VL; ++k) s[k] = vec{};
+      const float* row = x.at + i * x.ld;
+      for (int64_t d = 0; d < dim; d += VL) {
+        UNROLL(16)
+        for (int k = 0; k < VL; ++k) {
+          const vec y = load(row + k * x.ld + d);
+          s[k] += y * y;
+        }
+      }
+    } else {
+      for (int k = 0; k < VL; ++k) {
+        s[k] = vec{};
+        const float* row = x.at + imin(i + k, n - 1) * x.ld;
+        for (int64_t d = 0; d < dim; d += VL) {
+          const vec y = load_some(row + d, dim - d);
+          s[k] += y * y;
+        }
+      }
     }
     store_some(to + i, reduce<false>(s), n - i);
   }

@@ -116,6 +116,21 @@ def test_later_keys_change_nothing(isa):
         assert torch.equal(after[:, :, :at], before[:, :, :at])
 
 
+@pytest.mark.parametrize("factor", [1e-3, 8.0, 40.0, 200.0])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_large_queries_are_right_and_change_no_others(isa, is_causal, factor):
+    """Their exponents are brought into range row by row, in their own block and in those after it."""
+    kernel = Positive(DIM, features=32)
+    q, k, v = tokens(1, 2, 300, DIM), tokens(1, 2, 300, DIM, seed=1) * 0.3, tokens(1, 2, 300, 8, seed=2)
+    before = native_attention(q, k, v, kernel, is_causal=is_causal)
+    large = torch.zeros(300, dtype=torch.bool)
+    large[[3, 60, 61, 299]] = True
+    changed = torch.where(large[:, None], q * factor, q)
+    after = native_attention(changed, k, v, kernel, is_causal=is_causal)
+    assert torch.equal(after[:, :, ~large], before[:, :, ~large])
+    close(after, truth(changed, k, v, kernel, is_causal=is_causal), 2e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["positive", "elu", "trig", "learned"])
 def test_half_precision_is_widened(isa, name, dtype):
