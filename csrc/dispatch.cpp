@@ -387,8 +387,12 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
 EXPORT int32_t linattn_absorb(const Call* c) { return guarded_call(*c, [&] { return absorb(*c); }); }
 EXPORT int32_t linattn_read(const Call* c) { return guarded_call(*c, [&] { return read(*c); }); }
 EXPORT int32_t linattn_causal(const Call* c) { return guarded_call(*c, [&] { return causal(*c); }); }
-EXPORT int32_t linattn_whole(const Call* c, int32_t is_causal) {
-  return guarded_call(*c, [&] { return whole(*c, is_causal); });
+// With everything that calls of one shape have in common in `fixed`.
+EXPORT int32_t linattn_whole(const Call* fixed, const void* query, const void* key, const void* value, float* out,
+                             int64_t threads, int32_t is_causal) {
+  Call c = *fixed;
+  c.query = query, c.key = key, c.value = value, c.out = out, c.threads = threads;
+  return guarded_call(c, [&] { return whole(c, is_causal); });
 }
 EXPORT int32_t linattn_absorb_backward(const Call* c) { return guarded_call(*c, [&] { return absorb_backward(*c); }); }
 EXPORT int32_t linattn_read_backward(const Call* c) { return guarded_call(*c, [&] { return read_backward(*c); }); }

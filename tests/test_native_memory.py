@@ -163,7 +163,7 @@ def test_nothing_is_lost_when_torch_does_not_take_a_block(monkeypatch):
     def refuse(capsule):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", refuse)
+    monkeypatch.setattr(memory, "from_dlpack", refuse)
     with pytest.raises(RuntimeError, match="no"):
         attend()
     assert memory.kept() == 4 * MIB

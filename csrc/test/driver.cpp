@@ -12,6 +12,7 @@ int32_t linattn_causal(const Call*);
 int32_t linattn_absorb_backward(const Call*);
 int32_t linattn_read_backward(const Call*);
 int32_t linattn_causal_backward(const Call*);
+int32_t linattn_whole(const Call*, const void*, const void*, const void*, float*, int64_t, int32_t);
 int32_t linattn_step(const Call*, const void*, const void*, const void*, const void* const*, float*, float*, float*);
 }
 
@@ -103,6 +104,13 @@ void run(const Shape& s) {
   Buffer<float> upS(sums, true), upZ(B * H * r, true);
   c.grad_S_new = upS, c.grad_Z_new = upZ;
   expect(linattn_absorb_backward(&c) == OK, name + ": absorb backward");
+
+  // From nothing to the output: heads for every thread, and threads that share a head.
+  Call plain = c;
+  plain.S = plain.Z = plain.scale = nullptr, plain.tokens = plain.guarded = plain.guarded_new = nullptr;
+  expect(linattn_whole(&plain, c.query, c.key, c.value, out, B * H, 0) == OK, name + ": whole");
+  expect(linattn_whole(&plain, c.query, c.key, c.value, again, B * H + 2, 0) == OK, name + ": whole, shared heads");
+  expect(difference(again, out, out.size) < 1e-4, name + ": whole, threads");
   if (T == 1) {
     Buffer<float> S2(sums), Z2(B * H * r), scale2(B * H);
     c.S_new = S2, c.Z_new = Z2, c.scale_new = scale2;

@@ -9,7 +9,10 @@ from ctypes import Structure
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch._C import _are_functorch_transforms_active
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import memory
 from .library import NO_MEMORY, NOT_FINITE, Call, library
@@ -275,11 +278,9 @@ def _run(entry: Callable[..., int], call: Structure, keep: list[Any]) -> None:
 
 def ordinary(*tokens: Tensor) -> bool:
     """Whether no graph, gradient or transform is wanted: then a call may go straight to the library."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_compiling() or _are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    if torch.autograd.forward_ad._current_level >= 0:
-        return False
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for x in tokens:  # any() would take as long as all the rest
             if x.requires_grad:
                 return False

@@ -13,7 +13,7 @@ import torch
 ISA_LEVELS = ("portable", "avx2", "avx512")
 NOT_FINITE, NO_MEMORY = 1, 2
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/backward.h
-INTERFACE = 4  # of csrc/call.h
+INTERFACE = 5  # of csrc/call.h
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
 
@@ -141,7 +141,7 @@ class Library:
         self.nearfar_step.argtypes = [at, number, at, at, at, at, number, at, at, at, at]
         self.nearfar_step.restype = c_int32
         self.whole = library.linattn_whole
-        self.whole.argtypes, self.whole.restype = [POINTER(Call), c_int32], c_int32
+        self.whole.argtypes, self.whole.restype = [at, at, at, at, at, number, c_int32], c_int32
         self.memory_take, self.memory_give = library.linattn_memory_take, library.linattn_memory_give
         self.memory_take.argtypes, self.memory_take.restype = [c_int32, POINTER(c_int64)], c_void_p
         self.memory_give.argtypes, self.memory_give.restype = [c_void_p], None

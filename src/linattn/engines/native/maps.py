@@ -3,10 +3,11 @@
 import math
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ...kernels import Elu, Kernel, Polynomial, Positive, Relu, Taylor, Trig
 from ...kernels.precondition import prepare_key, prepare_query
@@ -42,15 +43,20 @@ class NativeMap:
 
 def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     """The map of a kernel, made once for every scale and remade when the kernel's weights change."""
-    if torch.compiler.is_compiling():  # the weights become part of the graph, and follow the kernel's
+    if is_compiling():  # the weights become part of the graph, and follow the kernel's
         return _make(kernel, scale, dim)
-    now = stamp(kernel)
-    known = _known.get(kernel)
-    if known is None or known[0] != now:
-        known = _known[kernel] = (now, {})
-    made = known[1].get((scale, dim))
+    return known_map(kernel, scale, dim)
+
+
+def known_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
+    """The same for those who know that nothing is being compiled."""
+    now, number = stamp(kernel), id(kernel)
+    known = _known.get(number)
+    if known is None or known.kernel() is not kernel or known.stamp != now:
+        known = _known[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {})
+    made = known.maps.get((scale, dim))
     if made is None:
-        made = known[1][scale, dim] = _make(kernel, scale, dim)
+        made = known.maps[scale, dim] = _make(kernel, scale, dim)
     return made
 
 
@@ -60,7 +66,20 @@ def stamp(kernel: Kernel) -> tuple[int, int] | None:
     return None if projection is None else (projection.data_ptr(), projection._version)
 
 
-_known: weakref.WeakKeyDictionary[Kernel, tuple[object, dict[object, NativeMap]]] = weakref.WeakKeyDictionary()
+class _Known(NamedTuple):
+    kernel: weakref.ref[Kernel]
+    stamp: object
+    maps: dict[tuple[float | None, int], NativeMap]
+
+
+# By id: a WeakKeyDictionary is slower than all the rest of a short call.
+_known: dict[int, _Known] = {}
+
+
+def _forget(number: int, ref: weakref.ref[Kernel]) -> None:
+    known = _known.get(number)
+    if known is not None and known.kernel is ref:  # else another kernel has that id by now
+        del _known[number]
 
 
 def _make(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:

@@ -1,12 +1,14 @@
 """Memory of large outputs: what was freed is kept for the next call, because the system would clear fresh pages first."""
 
 import ctypes
+import functools
 import math
 import sys
 from ctypes import c_char_p, c_int, c_int64, c_void_p, py_object
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from .library import library
 
@@ -22,11 +24,18 @@ _is_named.argtypes, _is_named.restype = [py_object, c_char_p], c_int
 
 def empty(*shape: int) -> Tensor:
     """A float32 tensor of at most 4 dims with nothing in it yet."""
-    if math.prod(shape) >= LARGE:
-        at = library.memory_take(len(shape), (c_int64 * len(shape))(*shape))
+    sizes = _sizes(shape)
+    if sizes is not None:
+        at = library.memory_take(len(shape), sizes)
         if at:
             return _tensor(at)
-    return FLOATS.new_empty(*shape)
+    return FLOATS.new_empty(shape)
+
+
+@functools.lru_cache(512)
+def _sizes(shape: tuple[int, ...]) -> ctypes.Array[c_int64] | None:
+    """As the library wants them; None for a small tensor."""
+    return (c_int64 * len(shape))(*shape) if math.prod(shape) >= LARGE else None
 
 
 def kept() -> int:
@@ -51,7 +60,7 @@ def _tensor(at: int) -> Tensor:
     capsule = None
     try:
         capsule = _capsule(at, UNUSED, None)
-        return torch.utils.dlpack.from_dlpack(capsule)
+        return from_dlpack(capsule)
     except BaseException:
         if capsule is None or _is_named(capsule, UNUSED):
             library.memory_give(at)

@@ -5,14 +5,14 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads, is_grad_enabled
 
 from ...kernels.base import Kernel
 from ...sums import finite
 from ...sums.state import Pack, Sums
 from .calls import DTYPES, _map_call, ordinary
 from .library import library
-from .maps import IDENTITY, NativeMap, native_map, stamp
+from .maps import IDENTITY, NativeMap, known_map, stamp
 from .memory import FLOATS
 
 
@@ -42,7 +42,7 @@ def step(
     if isinstance(pack, Pack) and _fits(pack.about, kernel, scale, shapes):
         plan, apart, old = pack.about, None, pack.buffer.data_ptr()
     else:
-        fmap = native_map(kernel, scale, query.shape[-1])
+        fmap = known_map(kernel, scale, query.shape[-1])
         plan = fmap.steps.get(shapes)
         if plan is None:
             plan = fmap.steps[shapes] = _plan(fmap, shapes, query, key, value, kernel, scale, enable_gqa)
@@ -52,7 +52,7 @@ def step(
         apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    plan.keep.threads = torch.get_num_threads()
+    plan.keep.threads = get_num_threads()
     fresh, out = FLOATS.new_empty(plan.floats), FLOATS.new_empty(*plan.out_shape)
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
     flags = library.step(plan.call, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
@@ -68,7 +68,7 @@ def _fits(plan: Plan, kernel: Kernel, scale: float | None, shapes: tuple[object,
 
 
 def _plain(tensors: tuple[Tensor, ...]) -> bool:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
     return tensors[0].is_cpu and tensors[0].dtype is torch.float32 and all(x.is_contiguous() for x in tensors)
 

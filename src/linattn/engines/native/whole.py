@@ -2,17 +2,17 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 from ...kernels.base import Kernel
 from ...sums import finite
 from . import memory
 from .calls import DTYPES, _map_call, _rows, check_flags, ordinary
 from .library import MOST_GROUPS, NOT_FINITE, Call, library
-from .maps import IDENTITY, NativeMap, native_map
+from .maps import IDENTITY, NativeMap, known_map
 
 MOST_SHAPES = 512  # that are remembered
 
@@ -28,24 +28,25 @@ def whole(
         return None
     if scale is not None and not (isinstance(scale, float) and 0 < scale < float("inf")):
         return None
-    fmap = native_map(kernel, scale, query.shape[-1])
+    fmap = known_map(kernel, scale, query.shape[-1])
     shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, is_causal, enable_gqa
-    fixed = fmap.wholes.get(shapes, False)
-    if fixed is False:
+    plan = fmap.wholes.get(shapes, False)
+    if plan is False:
         if len(fmap.wholes) == MOST_SHAPES:
             fmap.wholes.clear()
-        fixed = fmap.wholes[shapes] = _fixed(fmap, query, key, value, is_causal, enable_gqa)
-    if fixed is None:
+        plan = fmap.wholes[shapes] = _plan(fmap, query, key, value, is_causal, enable_gqa)
+    if plan is None:
         return None
-    call = Call.from_buffer_copy(fixed)
+    at, call, out_shape = plan
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = _rows(query), _rows(key), _rows(value)
+        call = Call.from_buffer_copy(call)
         _set_strides(call, query.stride(), key.stride(), value.stride())
-    call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    call.threads = torch.get_num_threads()
-    out = memory.empty(call.batch, call.heads, call.queries, call.value_dim)
-    call.out = out.data_ptr()
-    flags = library.whole(ctypes.byref(call), is_causal)
+        at = ctypes.addressof(call)
+    out = memory.empty(*out_shape)
+    flags = library.whole(
+        at, query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), get_num_threads(), is_causal
+    )
     if flags:
         if flags & NOT_FINITE:
             finite.refuse(torch.float32, query=query, key=key, value=value)
@@ -53,8 +54,16 @@ def whole(
     return out if query.dtype is torch.float32 else out.to(query.dtype)
 
 
-def _fixed(fmap: NativeMap, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Any:
-    """What calls of these shapes have in common; None where they cannot come this way."""
+class Plan(NamedTuple):
+    """What calls of one map and one shape have in common."""
+
+    at: int  # the address of `call`
+    call: Call
+    out_shape: tuple[int, int, int, int]
+
+
+def _plan(fmap: NativeMap, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan | None:
+    """None where such calls cannot come this way."""
     if fmap.prepared or fmap.kind == IDENTITY or not query.dim() == key.dim() == value.dim() == 4:
         return None
     B, heads, L, D = query.shape
@@ -69,7 +78,7 @@ def _fixed(fmap: NativeMap, query: Tensor, key: Tensor, value: Tensor, is_causal
     call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.dim, call.value_dim = B, heads, H, L, S, D, M
     call.dtype = DTYPES[query.dtype]
     _set_strides(call, (heads * L * D, L * D, D), (H * S * D, S * D, D), (H * S * M, S * M, M))
-    return call
+    return Plan(ctypes.addressof(call), call, (B, heads, L, M))
 
 
 def _set_strides(call: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> None:
