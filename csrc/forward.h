@@ -218,11 +218,12 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   const int64_t r = c.features, ld = lead(r), M = c.value_dim;
   const int64_t mark = r * (M + 1) + 1, marks = c.segment ? (c.keys + c.segment - 1) / c.segment : 0;
   float* space = scratch(BLOCK * (2 * ld + round_up(r, VL) + round_up(c.dim, VL) + LD_SCORES + wide(M) + 2 * VL) +
-                         key_floats(c, BLOCK) + query_floats(c, BLOCK) + 256);
+                         r * VL + key_floats(c, BLOCK) + query_floats(c, BLOCK) + 256);
   float* phi_k = take(space, BLOCK * ld);
   float* phi_q = take(space, BLOCK * ld);
   float* phi_t = take(space, round_up(r, VL) * BLOCK);
   float* x_t = take(space, round_up(c.dim, VL) * BLOCK);
+  float* sums_k = take(space, r * VL);
   float* scores = take(space, BLOCK * LD_SCORES);
   float* spill = take(space, BLOCK * wide(M));
   float* total = take(space, BLOCK * VL);
@@ -231,7 +232,7 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   QuerySpace queries = query_space(c, BLOCK, space);
   Ahead ahead;
   keys.ahead = queries.ahead = &ahead;
-  if (guarded) keys.turned = phi_t, keys.x_turned = x_t;
+  if (guarded) keys.turned = phi_t, keys.x_turned = x_t, keys.sums = sums_k;
   int32_t flags = OK;
   for (int64_t t = begin; t < end;) {
     if (guarded && c.marks && t % c.segment == 0) {

@@ -62,7 +62,9 @@ INLINE void multiply(const Operand& o, int64_t i0, int64_t j0, vec (&acc)[R][W],
 }
 
 template <class End>
-constexpr bool adds_columns = false;  // whether an End has `columns_of`, for sums over the rows of finished tiles
+constexpr bool sees_before = false;  // whether an End has `before`, which sees a tile before it is finished
+template <class End>
+constexpr bool sees_after = false;  // or `after`, which sees what became of it
 
 template <class End>
 constexpr bool narrow = false;  // whether an End mostly gets fewer than NR vectors: its tiles may have TALL rows then
@@ -94,9 +96,10 @@ __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int
       multiply<R, W, false>(o[n], i0, j0, acc, lines);
     }
   }
+  if constexpr (sees_before<End>) end.before(i0, j0, acc);
   UNROLL(8)
   for (int i = 0; i < R; ++i) end.template finish<W>(i0 + i, j0, acc[i]);
-  if constexpr (adds_columns<End>) end.columns_of(i0, j0, acc);
+  if constexpr (sees_after<End>) end.after(i0, j0, acc);
 }
 
 template <int W, class End, int R = tile_rows<End>(W)>

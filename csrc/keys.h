@@ -17,7 +17,8 @@ struct Keys {
   float* offset;      // (n) log2-weight of each key against the level
   float* phi;         // (n, lead(r)), weighted; or
   float* turned;      // (r, BLOCK), a column for each key
-  float* columns;     // (r) sums of phi over the keys, or null
+  float* columns;     // (r) sums of phi over the keys, or null; or
+  float* sums;        // (r, VL) what adds up to them
   float lowered;      // what the sums were multiplied with before this block, because the level rose
   double log2_decay;  // of the whole block
   bool any;           // a key is visible
@@ -26,7 +27,7 @@ struct Keys {
 struct KeySpace {
   float *x, *v, *offset, *tops, *phi, *columns, *work;
   double* weight;
-  float *turned = nullptr, *x_turned = nullptr;  // where features are wanted as columns
+  float *turned = nullptr, *x_turned = nullptr, *sums = nullptr;  // where features are wanted as columns
   Ahead* ahead = nullptr;
 };
 
@@ -57,7 +58,7 @@ void turned_features(const Call& c, const Keys& k, int64_t n, const KeySpace& s)
   const int64_t columns = round_up(n, VL);
   for (int64_t i = n; i < columns; ++i) k.offset[i] = HIDDEN;
   const Operand o{c.weight, wide(c.dim), 1, s.x_turned, BLOCK, c.dim};
-  product(c.features, columns, &o, 1, ExpColumns{s.turned, BLOCK, k.offset, c.bias, s.tops}, s.ahead);
+  product(c.features, columns, &o, 1, ExpColumns{s.turned, BLOCK, k.offset, c.bias, s.tops, s.sums}, s.ahead);
 }
 
 // The keys [t, t + n) of a kv head. With `cut`, the block ends before a key that would lift the level for the rows
@@ -73,12 +74,17 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   k.phi = space.phi;
   k.turned = space.turned;
   k.columns = space.turned ? nullptr : space.columns;
+  k.sums = turn_x ? space.sums : nullptr;
   k.offset = space.offset;
   k.lowered = 1;
 
   const int64_t at = head * c.keys + t;
   if (c.square != 0) {
-    square_sums(k.x, n, c.dim, space.tops);
+    if (turn_x) {
+      square_columns(space.x_turned, BLOCK, n, c.dim, space.tops);
+    } else {
+      square_sums(k.x, n, c.dim, space.tops);
+    }
     for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant + c.square * space.tops[i];
   } else {
     for (int64_t i = 0; i < n; ++i) space.weight[i] = c.constant;
@@ -109,17 +115,15 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
       features(c, k.x, n, k.offset, k.phi, space.tops, space.work, {space.ahead, nullptr, nullptr, k.columns});
     }
     if (!c.scaled || !k.any) break;
-    int64_t high = n;
-    float highest = HIDDEN;
-    for (int64_t i = n; i-- > 0;) {
-      if (space.tops[i] > HIGHEST) high = i;
-      highest = fmax2(highest, space.tops[i]);
-    }
+    const float highest = largest(space.tops, n);
+    if (highest <= HIGHEST && !fresh) break;
+    int64_t high = 0;
+    while (high < n && !(space.tops[high] > HIGHEST)) ++high;
     const bool low = fresh && (cut ? space.tops[first] : highest) < -HIGHEST;
     if (high == n && !low) break;
     if (cut && high < n && high > first) {
       n = high;
-      k.columns = nullptr;
+      k.columns = k.sums = nullptr;
       break;
     }
     const float by = cut ? space.tops[low ? first : high] : highest;
@@ -146,15 +150,15 @@ void add_to_Z(const Call& c, const Keys& k, float* Z) {
   if (k.columns) {
     for (int64_t j = 0; j < r; ++j) Z[j] += k.columns[j];
   } else if (k.turned) {
-    for (int64_t i = 0; k.n < BLOCK && i < r; ++i) memset(k.turned + i * BLOCK + k.n, 0, size_t(BLOCK - k.n) * 4);
+    if (!k.sums) {
+      for (int64_t i = 0; i < r; ++i) memset(k.turned + i * BLOCK + k.n, 0, size_t(BLOCK - k.n) * 4);
+    }
     for (int64_t j = 0; j < r; j += VL) {
       vec rows[VL];
-      UNROLL(16)
       for (int i = 0; i < VL; ++i) {
-        const float* row = k.turned + imin(j + i, r - 1) * BLOCK;
-        rows[i] = load(row);
-        UNROLL(12)
-        for (int64_t t = VL; t < BLOCK; t += VL) rows[i] += load(row + t);
+        const int64_t at = imin(j + i, r - 1);
+        rows[i] = load(k.sums ? k.sums + at * VL : k.turned + at * BLOCK);
+        for (int64_t t = VL; t < BLOCK && !k.sums; t += VL) rows[i] += load(k.turned + at * BLOCK + t);
       }
       store_some(Z + j, load_some(Z + j, r - j) + reduce<false>(rows), r - j);
     }

@@ -81,7 +81,7 @@ struct ExpRows {
     if (WANT == DOTS) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
   }
   template <int R, int W>
-  INLINE void columns_of(int64_t i0, int64_t j, const vec (&acc)[R][W]) const {
+  INLINE void after(int64_t i0, int64_t j, const vec (&acc)[R][W]) const {
     UNROLL(4)
     for (int w = 0; w < W; ++w) {
       vec s = i0 ? load(columns + j + w * VL) : vec{};
@@ -93,7 +93,7 @@ struct ExpRows {
 };
 
 template <bool BIASED>
-constexpr bool adds_columns<ExpRows<BIASED, COLUMNS>> = true;
+constexpr bool sees_after<ExpRows<BIASED, COLUMNS>> = true;
 
 // The same with a row for each feature and a column for each token.
 struct ExpColumns {
@@ -101,22 +101,35 @@ struct ExpColumns {
   int64_t ld;
   const float *offset, *bias;
   float* tops;  // (columns)
+  float* sums;  // (rows, VL), of each feature
   INLINE vec start(int64_t i, int64_t j) const { return bias ? load(offset + j) + bias[i] : load(offset + j); }
-  template <int W>
-  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+  template <int R, int W>
+  INLINE void before(int64_t i0, int64_t j, const vec (&acc)[R][W]) const {
     UNROLL(4)
     for (int w = 0; w < W; ++w) {
-      const vec m = load(tops + j + w * VL);
-      store(tops + j + w * VL, i ? vmax(m, acc[w]) : acc[w]);
+      vec m = acc[0][w];
+      UNROLL(8)
+      for (int i = 1; i < R; ++i) m = vmax(m, acc[i][w]);
+      store(tops + j + w * VL, i0 ? vmax(load(tops + j + w * VL), m) : m);
     }
+  }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     exp2_all(acc);
+    vec s = j ? load(sums + i * VL) : vec{};
     UNROLL(4)
-    for (int w = 0; w < W; ++w) store(phi + i * ld + j + w * VL, acc[w]);
+    for (int w = 0; w < W; ++w) {
+      store(phi + i * ld + j + w * VL, acc[w]);
+      s += acc[w];
+    }
+    store(sums + i * VL, s);
   }
 };
 
 template <>
 constexpr bool narrow<ExpColumns> = true;
+template <>
+constexpr bool sees_before<ExpColumns> = true;
 
 // sin and cos to about 1e-7 for |x| up to some thousands.
 INLINE void sincos(vec x, vec& s, vec& c) {

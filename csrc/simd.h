@@ -135,6 +135,16 @@ INLINE vec reduce(vec (&x)[VL]) {
   return x[0];
 }
 
+// The largest of n numbers.
+float largest(const float* x, int64_t n) {
+  vec m = splat(x[0]);
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) m = vmax(load(x + i), m);
+  float rest = top(m);
+  for (; i < n; ++i) rest = fmax2(x[i], rest);
+  return rest;
+}
+
 // The same for n vectors that lie one after the other.
 template <bool MAX>
 void reduce_rows(const float* vectors, int64_t n, float* to) {

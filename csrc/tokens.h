@@ -95,6 +95,20 @@ void square_sums(Rows x, int64_t n, int64_t dim, float* to) {
   }
 }
 
+// The same of n columns, as whole vectors.
+void square_columns(const float* x, int64_t ld, int64_t n, int64_t dim, float* to) {
+  for (int64_t i = 0; i < n; i += VL) {
+    vec s = {}, t = {};
+    for (int64_t d = 0; d + 1 < dim; d += 2) {
+      const vec y = load(x + d * ld + i), z = load(x + (d + 1) * ld + i);
+      s += y * y;
+      t += z * z;
+    }
+    if (dim % 2) s += load(x + (dim - 1) * ld + i) * load(x + (dim - 1) * ld + i);
+    store_some(to + i, s + t, n - i);
+  }
+}
+
 // to (m x n) = from (n x m) transposed; rows and columns are rounded up to whole vectors, rows from n on count as 0.
 void transpose(const float* from, int64_t ld_from, int64_t n, int64_t m, float* to, int64_t ld_to) {
   for (int64_t i = 0; i < n; i += VL) {
