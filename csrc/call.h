@@ -42,6 +42,12 @@ struct Call {
   float* grad_log;  // (B, H, T): of each key's log-weight
 };
 
+// What a thread will probably work on after a piece: its memory is asked for at the end of that.
+struct Soon {
+  int64_t head = 0, token = 0;  // of a kv head; queries are counted head by head
+  bool keys = false, queries = false;
+};
+
 // What one instruction set offers: pieces of work on one kv head. `begin`, `end` are tokens.
 // Sums in work space are S (r, wide(M)), Z (wide(r)) and their log2-scale; see sums.h.
 struct Pieces {
@@ -51,9 +57,10 @@ struct Pieces {
   int32_t (*store_sums)(const Call&, int64_t head, const float* sums);
   void (*clear_sums)(const Call&, float* sums);
   void (*merge_sums)(const Call&, float* into, const float* later, double log2_decay);
-  int32_t (*absorb)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums);
-  int32_t (*read)(const Call&, int64_t head, int64_t begin, int64_t end, int64_t* guarded);
-  int32_t (*causal)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums, int64_t* guarded, int64_t seen);
+  int32_t (*absorb)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums, Soon);
+  int32_t (*read)(const Call&, int64_t head, int64_t begin, int64_t end, int64_t* guarded, Soon);
+  int32_t (*causal)(const Call&, int64_t head, int64_t begin, int64_t end, float* sums, int64_t* guarded, int64_t seen,
+                    Soon);
   int32_t (*step)(const Call&, int64_t head, int64_t count);  // heads of one batch entry
   void (*absorb_backward)(const Call&, int64_t head, int64_t begin, int64_t end);
   void (*read_backward)(const Call&, int64_t head, int64_t begin, int64_t end, float* grad_sums);

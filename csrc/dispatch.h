@@ -40,6 +40,15 @@ void run(int64_t count, int64_t threads, const Work& work) {
   if (failed) throw std::bad_alloc();  // the only thing that work throws
 }
 
+// What the thread that works on a step of a line will probably take next, if all are equally fast.
+struct Next {
+  int64_t line, step;
+};
+inline Next after(int64_t line, int64_t step, int64_t lines, int64_t threads) {
+  const int64_t i = step * lines + line + threads;
+  return {i % lines, i / lines};
+}
+
 // Runs work(line, step) for every line and step, the steps of a line one after the other, whichever thread takes them:
 // threads are not equally fast, and with whole lines some would wait long for the last one.
 template <class Work>

@@ -25,6 +25,16 @@ void want_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, 
   ahead.want(token(c, c.query, c.query_stride, b, head, t), c.dim * size, c.query_stride[2] * size, n);
 }
 
+// The first n rows of what comes after this piece.
+void want_soon(const Call& c, const Soon& s, int64_t n, Ahead& ahead) {
+  const int64_t groups = c.heads / c.kv_heads, b = s.head / c.kv_heads;
+  if (s.keys) want_keys(c, s.head, s.token, imin(n, c.keys - s.token), ahead);
+  if (s.queries) {
+    const int64_t head = s.head % c.kv_heads * groups + s.token / c.queries, t = s.token % c.queries;
+    want_queries(c, b, head, t, imin(n, c.queries - t), ahead);
+  }
+}
+
 // S += phi' v, Z += phi.
 void add_keys(const Call& c, const Keys& k, Sums sums, Ahead* ahead) {
   Operand o{k.phi, 1, lead(c.features), k.v.at, k.v.ld, k.n};
@@ -150,7 +160,7 @@ void write_rows(const Call& c, int64_t n, const Operand* o, int count, const flo
   }
 }
 
-int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* at) {
+int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* at, Soon soon) {
   const Sums sums = view(c, at);
   const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features);
   float* space = scratch(n * ld + key_floats(c, n) + 64);
@@ -161,6 +171,7 @@ int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
   for (int64_t t = begin; t < end; t += n) {
     ahead.clear();
     want_keys(c, head, t + n, imin(n, end - t - n), ahead);
+    if (t + n >= end) want_soon(c, soon, n, ahead);
     const Keys k = take_keys(c, head, t, imin(n, end - t), sums, false, keys);
     add_keys(c, k, sums, &ahead);
   }
@@ -168,7 +179,7 @@ int32_t absorb(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
 }
 
 // Queries [begin, end) of the query heads of a kv head, counted head by head: row = group * L + token.
-int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* guarded) {
+int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* guarded, Soon soon) {
   const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
   const int64_t n = imin(WIDE_BLOCK, end - begin), ld = lead(c.features), M = c.value_dim;
   float* space = scratch(sums_floats(c) + n * (ld + wide(M) + 1) + query_floats(c, n) + 128);
@@ -191,6 +202,7 @@ int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* g
     ahead.clear();
     ahead.want(out, M * 4, M * 4, m);
     want_queries(c, b, first + g, t + m, imin(n, imin(end - row, c.queries - t) - m), ahead);
+    if (row + m >= end) want_soon(c, soon, n, ahead);
     take_queries(c, b, first + g, t, m, queries, phi, Z, den);
     *guarded += invert(den, m, 0, flags);
     const Operand o{phi, ld, 1, S, wide(M), c.features};
@@ -212,7 +224,8 @@ int64_t count_visible(const Call& c, int64_t b, int64_t t, int64_t n, int64_t& f
 
 // Tokens [begin, end) in order. `guarded` null: keys only. `seen`: visible keys before, so that rows without any key
 // are not counted as guarded.
-int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* at, int64_t* guarded, int64_t seen) {
+int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* at, int64_t* guarded, int64_t seen,
+               Soon soon) {
   const Sums sums = view(c, at);
   const int64_t b = head / c.kv_heads, groups = c.heads / c.kv_heads, first = (head % c.kv_heads) * groups;
   const int64_t r = c.features, ld = lead(r), M = c.value_dim;
@@ -246,6 +259,7 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
     if (guarded) ahead.want(c.out + ((b * c.heads + first) * c.queries + t) * M, M * 4, M * 4, next - t);
     want_keys(c, head, next, following, ahead);
     if (guarded) want_queries(c, b, first, next, following, ahead);
+    if (next == end) want_soon(c, soon, BLOCK, ahead);
     const Keys k = take_keys(c, head, t, next - t, sums, true, keys);
     int64_t visible_from;
     const int64_t visible = count_visible(c, b, t, k.n, visible_from);

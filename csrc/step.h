@@ -89,7 +89,8 @@ int32_t step(const Call& c, int64_t head, int64_t n) {
   const StepKeys k = step_keys(c, head, n, keys);
   QuerySpace queries = query_space(c, n * groups, space);
   const int64_t first = (head % c.kv_heads) * groups;
-  take_queries(c, token(c, c.query, c.query_stride, b, first, 0), c.query_stride[1], n * groups, queries, phi_q, nullptr, nullptr);
+  const void* query = token(c, c.query, c.query_stride, b, first, 0);
+  take_queries(c, query, c.query_stride[1], n * groups, queries, phi_q, nullptr, nullptr);
   int32_t flags = OK;
   for (int64_t i = 0; i < n; ++i, ++head) {
     const float *Z = c.Z + head * r, *S = c.S + head * r * M;
