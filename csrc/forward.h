@@ -61,9 +61,10 @@ INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
   return s;
 }
 
-// dots[i] = phi_i . z, where z is given.
+// dots[i] = phi_i . z, where z is given. With `all`, these are the whole denominators: where they are neither very large
+// nor very small, the features are not either, and nobody has to look for the largest exponents.
 Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, QuerySpace& s, float* phi, const float* z,
-                  float* dots) {
+                  float* dots, bool all = false) {
   const Rows x = rows(c, at, stride, c.dim, n, nullptr, false, s.x);
   const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
   if (s.large && spread != 0) {
@@ -75,12 +76,18 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, Quer
   } else {
     memset(s.offset, 0, size_t(n) * 4);
   }
+  if (all && c.map == MAP_EXP && !s.large) {
+    features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots, true});
+    bool fits = true;
+    for (int64_t i = 0; i < n; ++i) fits &= dots[i] > 0x1p-60f && dots[i] < 0x1p90f;
+    if (fits) return x;
+  }
   features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
   if (c.map != MAP_EXP) return x;
   const auto fits = [&](int64_t i) { return s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST; };
-  bool all = true;
-  for (int64_t i = 0; i < n; ++i) all &= fits(i);
-  if (!all) {  // take the largest exponent itself, and only there: other rows must not change with their neighbours
+  bool fit = true;
+  for (int64_t i = 0; i < n; ++i) fit &= fits(i);
+  if (!fit) {  // take the largest exponent itself, and only there: other rows must not change with their neighbours
     s.large = true;
     for (int64_t i = 0; i < n; ++i) s.offset[i] -= !fits(i) && finite(s.tops[i]) ? s.tops[i] : 0;
     features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
@@ -89,8 +96,8 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, Quer
 }
 
 Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, QuerySpace& s, float* phi,
-                  const float* z, float* dots) {
-  return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots);
+                  const float* z, float* dots, bool all = false) {
+  return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots, all);
 }
 
 // Scores of queries with the keys up to their own, and their sum added to the denominators.
@@ -203,7 +210,7 @@ int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* g
     ahead.want(out, M * 4, M * 4, m);
     want_queries(c, b, first + g, t + m, imin(n, imin(end - row, c.queries - t) - m), ahead);
     if (row + m >= end) want_soon(c, soon, n, ahead);
-    take_queries(c, b, first + g, t, m, queries, phi, Z, den);
+    take_queries(c, b, first + g, t, m, queries, phi, Z, den, true);
     *guarded += invert(den, m, 0, flags);
     const Operand o{phi, ld, 1, S, wide(M), c.features};
     write_rows(c, m, &o, 1, den, out, spill, &ahead);

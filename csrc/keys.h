@@ -6,7 +6,7 @@ namespace {
 
 // How far, in bits, a feature may rise above the level of the sums before the level must follow. Levels move by whole
 // bits, which is exact, so that where a block ends or how high a later key rises does not change earlier rows.
-constexpr float HIGHEST = 30;
+constexpr float HIGHEST = 30, LARGEST = 0x1p30f;
 
 constexpr int64_t BLOCK = 48;  // causal rows: few, because queries meet the keys of their own block one by one
 static_assert(BLOCK % 16 == 0, "a block of keys is laid out in whole vectors");
@@ -73,7 +73,7 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
   k.v = rows(c, token(c, c.value, c.value_stride, b, h, t), c.value_stride[2], c.value_dim, n, mask, true, space.v);
   k.phi = space.phi;
   k.turned = space.turned;
-  k.columns = space.turned ? nullptr : space.columns;
+  k.columns = nullptr;
   k.sums = turn_x ? space.sums : nullptr;
   k.offset = space.offset;
   k.lowered = 1;
@@ -112,9 +112,15 @@ Keys take_keys(const Call& c, int64_t head, int64_t t, int64_t n, Sums sums, boo
     if (space.turned) {
       turned_features(c, k, n, space);
     } else {
-      features(c, k.x, n, k.offset, k.phi, space.tops, space.work, {space.ahead, nullptr, nullptr, k.columns});
+      k.columns = attempt == 0 && !(fresh && c.map == MAP_EXP) ? space.columns : nullptr;
+      features(c, k.x, n, k.offset, k.phi, space.tops, space.work, {space.ahead, nullptr, nullptr, false, k.columns});
     }
     if (!c.scaled || !k.any) break;
+    if (c.map == MAP_EXP && k.columns) {
+      if (largest(k.columns, c.features) <= LARGEST) break;  // features are positive: none of them is larger
+      k.columns = nullptr;
+      features(c, k.x, n, k.offset, k.phi, space.tops, space.work, {space.ahead});
+    }
     const float highest = largest(space.tops, n);
     if (highest <= HIGHEST && !fresh) break;
     int64_t high = 0;

@@ -51,13 +51,15 @@ struct Beside {
   Ahead* ahead = nullptr;
   const float* z = nullptr;  // dots[i] = phi_i . z
   float* dots = nullptr;
-  float* columns = nullptr;  // sums over the rows, one for each feature
+  bool only_dots = false;    // and no largest exponents
+  float* columns = nullptr;  // sums over the rows, one for each feature; and no largest exponents
 };
-enum Want { NOTHING, DOTS, COLUMNS };
+enum Want { TOPS, DOTS_AND_TOPS, DOTS, COLUMNS };
 
-// Exponents come out of the product, go through 2^x in registers, and leave their largest of each row behind.
+// Exponents come out of the product, go through 2^x in registers, and leave their largest of each row behind, or sums.
 template <bool BIASED, Want WANT>
 struct ExpRows {
+  static constexpr bool LARGEST = WANT == TOPS || WANT == DOTS_AND_TOPS, ADDED = WANT == DOTS || WANT == DOTS_AND_TOPS;
   float* phi;
   int64_t ld;
   const float *offset, *bias;
@@ -68,17 +70,20 @@ struct ExpRows {
   INLINE vec start(int64_t i, int64_t j) const { return BIASED ? splat(offset[i]) + load(bias + j) : splat(offset[i]); }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-    vec m = j ? load(tops + i * VL) : acc[0], dot = vec{};
-    UNROLL(4)
-    for (int w = 0; w < W; ++w) m = vmax(m, acc[w]);
+    if (LARGEST) {
+      vec m = j ? load(tops + i * VL) : acc[0];
+      UNROLL(4)
+      for (int w = 0; w < W; ++w) m = vmax(m, acc[w]);
+      store(tops + i * VL, m);
+    }
     exp2_all(acc);
+    vec dot = {};
     UNROLL(4)
     for (int w = 0; w < W; ++w) {
-      if (WANT == DOTS) dot += acc[w] * load(z + j + w * VL);
+      if (ADDED) dot += acc[w] * load(z + j + w * VL);
       store(phi + i * ld + j + w * VL, acc[w]);
     }
-    store(tops + i * VL, m);
-    if (WANT == DOTS) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
+    if (ADDED) store(dots + i * VL, j ? load(dots + i * VL) + dot : dot);
   }
   template <int R, int W>
   INLINE void after(int64_t i0, int64_t j, const vec (&acc)[R][W]) const {
@@ -176,18 +181,19 @@ void exp_features(const Call& c, Rows x, int64_t n, const float* offset, float* 
   } else {
     product(n, full, &o, 1, ExpRows<false, WANT>{phi, ld, offset, nullptr, work, b.z, dots, b.columns}, b.ahead);
   }
-  if (WANT == DOTS) reduce_rows<false>(dots, n, b.dots);
-  reduce_rows<true>(work, n, tops);
+  if (WANT == DOTS || WANT == DOTS_AND_TOPS) reduce_rows<false>(dots, n, b.dots);
+  if (WANT == TOPS || WANT == DOTS_AND_TOPS) reduce_rows<true>(work, n, tops);
 }
 
-// tops[i]: the log2 of the largest feature of row i, where the map is exponential; else offset[i].
+// tops[i]: the log2 of the largest feature of row i, where the map is exponential and `b` does not forgo it; else offset[i].
 void features(const Call& c, Rows x, int64_t n, const float* offset, float* phi, float* tops, float* work,
               const Beside& b = {}) {
   const int64_t r = c.features, ld = lead(r), full = round_up(r, 16);
   if (c.map == MAP_EXP) {
-    if (b.z) return exp_features<DOTS>(c, x, n, offset, phi, tops, work, b);
+    if (b.z && b.only_dots) return exp_features<DOTS>(c, x, n, offset, phi, tops, work, b);
+    if (b.z) return exp_features<DOTS_AND_TOPS>(c, x, n, offset, phi, tops, work, b);
     if (b.columns) return exp_features<COLUMNS>(c, x, n, offset, phi, tops, work, b);
-    return exp_features<NOTHING>(c, x, n, offset, phi, tops, work, b);
+    return exp_features<TOPS>(c, x, n, offset, phi, tops, work, b);
   }
   for (int64_t i = 0; i < n; ++i) tops[i] = offset[i];
   if (c.map == MAP_TRIG) {

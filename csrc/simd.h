@@ -137,10 +137,14 @@ INLINE vec reduce(vec (&x)[VL]) {
 
 // The largest of n numbers.
 float largest(const float* x, int64_t n) {
-  vec m = splat(x[0]);
+  vec m[4];
+  for (vec& each : m) each = splat(x[0]);
   int64_t i = 0;
-  for (; i + VL <= n; i += VL) m = vmax(load(x + i), m);
-  float rest = top(m);
+  for (; i + 4 * VL <= n; i += 4 * VL) {
+    UNROLL(4)
+    for (int k = 0; k < 4; ++k) m[k] = vmax(load(x + i + k * VL), m[k]);
+  }
+  float rest = top(vmax(vmax(m[0], m[1]), vmax(m[2], m[3])));
   for (; i < n; ++i) rest = fmax2(x[i], rest);
   return rest;
 }
