@@ -61,10 +61,18 @@ INLINE QuerySpace query_space(const Call& c, int64_t n, float* at) {
   return s;
 }
 
-// dots[i] = phi_i . z, where z is given. With `all`, these are the whole denominators: where they are neither very large
-// nor very small, the features are not either, and nobody has to look for the largest exponents.
+// Whether nobody has to look for the largest exponents: if the denominators `fit` in the end, so do positive features.
+INLINE bool may_be_quick(const Call& c, const QuerySpace& s) { return c.map == MAP_EXP && !s.large; }
+
+bool fit(const float* den, int64_t n) {
+  bool all = true;
+  for (int64_t i = 0; i < n; ++i) all &= den[i] > 0x1p-60f && den[i] < 0x1p90f;
+  return all;
+}
+
+// dots[i] = phi_i . z, where z is given. With `quick` exponents may come out too large or too small.
 Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, QuerySpace& s, float* phi, const float* z,
-                  float* dots, bool all = false) {
+                  float* dots, bool quick = false) {
   const Rows x = rows(c, at, stride, c.dim, n, nullptr, false, s.x);
   const float spread = c.map == MAP_EXP ? float(-2.5 * LOG2E * __builtin_sqrt(-2 * LN2 * c.square)) : 0;
   if (s.large && spread != 0) {
@@ -76,18 +84,12 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, Quer
   } else {
     memset(s.offset, 0, size_t(n) * 4);
   }
-  if (all && c.map == MAP_EXP && !s.large) {
-    features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots, true});
-    bool fits = true;
-    for (int64_t i = 0; i < n; ++i) fits &= dots[i] > 0x1p-60f && dots[i] < 0x1p90f;
-    if (fits) return x;
-  }
-  features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
-  if (c.map != MAP_EXP) return x;
+  features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots, quick});
+  if (quick || c.map != MAP_EXP) return x;
   const auto fits = [&](int64_t i) { return s.tops[i] < HIGHEST && s.tops[i] > -HIGHEST; };
-  bool fit = true;
-  for (int64_t i = 0; i < n; ++i) fit &= fits(i);
-  if (!fit) {  // take the largest exponent itself, and only there: other rows must not change with their neighbours
+  bool all = true;
+  for (int64_t i = 0; i < n; ++i) all &= fits(i);
+  if (!all) {  // take the largest exponent itself, and only there: other rows must not change with their neighbours
     s.large = true;
     for (int64_t i = 0; i < n; ++i) s.offset[i] -= !fits(i) && finite(s.tops[i]) ? s.tops[i] : 0;
     features(c, x, n, s.offset, phi, s.tops, s.work, {s.ahead, z, dots});
@@ -96,8 +98,8 @@ Rows take_queries(const Call& c, const void* at, int64_t stride, int64_t n, Quer
 }
 
 Rows take_queries(const Call& c, int64_t b, int64_t head, int64_t t, int64_t n, QuerySpace& s, float* phi,
-                  const float* z, float* dots, bool all = false) {
-  return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots, all);
+                  const float* z, float* dots, bool quick = false) {
+  return take_queries(c, token(c, c.query, c.query_stride, b, head, t), c.query_stride[2], n, s, phi, z, dots, quick);
 }
 
 // Scores of queries with the keys up to their own, and their sum added to the denominators.
@@ -210,7 +212,9 @@ int32_t read(const Call& c, int64_t head, int64_t begin, int64_t end, int64_t* g
     ahead.want(out, M * 4, M * 4, m);
     want_queries(c, b, first + g, t + m, imin(n, imin(end - row, c.queries - t) - m), ahead);
     if (row + m >= end) want_soon(c, soon, n, ahead);
-    take_queries(c, b, first + g, t, m, queries, phi, Z, den, true);
+    const bool quick = may_be_quick(c, queries);
+    take_queries(c, b, first + g, t, m, queries, phi, Z, den, quick);
+    if (quick && !fit(den, m)) take_queries(c, b, first + g, t, m, queries, phi, Z, den);
     *guarded += invert(den, m, 0, flags);
     const Operand o{phi, ld, 1, S, wide(M), c.features};
     write_rows(c, m, &o, 1, den, out, spill, &ahead);
@@ -273,10 +277,15 @@ int32_t causal(const Call& c, int64_t head, int64_t begin, int64_t end, float* a
     if (guarded) {
       const int64_t columns = round_up(k.n, VL);
       for (int64_t g = 0; g < groups; ++g) {
-        take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den);
-        const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};
-        product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, &ahead, true);
-        add_totals(total, k.n, den);
+        const auto denominators = [&](bool quick) {
+          take_queries(c, b, first + g, t, k.n, queries, phi_q, sums.Z, den, quick);
+          const Operand pairs{phi_q, ld, 1, phi_t, BLOCK, r};
+          product(k.n, columns, &pairs, 1, Lower{scores, nullptr, total}, &ahead, true);
+          add_totals(total, k.n, den);
+        };
+        const bool quick = may_be_quick(c, queries);
+        denominators(quick);
+        if (quick && !fit(den, k.n)) denominators(false);
         *guarded += invert(den, k.n, seen ? 0 : visible_from, flags);
         const Operand parts[2] = {{scores, LD_SCORES, 1, k.v.at, k.v.ld, k.n, UP_TO_ROW},
                                   {phi_q, ld, 1, sums.S, wide(M), r}};
