@@ -59,29 +59,36 @@ def rates(lengths: tuple[int, ...], budget: float) -> list[Row]:
         kernel = Positive(DIM, features=features)
         for length in lengths:
             x, xg, ones = tokens(length), tokens(length, grad=True), torch.ones(1, HEADS, length, DIM)
-            calls = {
-                "matmul": lambda: a @ b,
+            forward_calls = {
                 "full forward": lambda x=x, kernel=kernel: attend(x, kernel, False),
                 "causal forward": lambda x=x, kernel=kernel: attend(x, kernel, True),
+            }
+            training = {
                 "causal forward + backward": lambda x=xg, kernel=kernel, ones=ones: train(
                     lambda y: attend(y, kernel, True), x, ones
-                ),
+                )
             }
-            best = seconds(calls, budget=budget)
-            peak = 2 * 2048**3 / best.pop("matmul")
-            if features == 128 and length == lengths[0]:
-                rows.append(Row("torch 2048^3 matrix product", peak / 1e9, "GFLOP/s"))
             sizes = HEADS, length, DIM, DIM, features
-            for name, time in best.items():
-                needed = both(*sizes) if "backward" in name else forward(*sizes)
-                bar = {"full forward": 0.90, "causal forward": 0.75}.get(name, 0.60)
-                rows.append(Row(f"{name}, r = {features}, N = {length}", needed / time / peak, "of matmul rate", bar))
-                if "backward" in name:
-                    bare = both(*sizes, again=False) / time / peak
-                    rows.append(
-                        Row(f"  the same without recomputation, r = {features}, N = {length}", bare, "of matmul rate")
-                    )
+            for calls in (forward_calls, training):  # each beside the product: turns are as long as the slowest call
+                best = seconds({"matmul": lambda: a @ b, **calls}, budget=budget)
+                peak = 2 * 2048**3 / best.pop("matmul")
+                if features == 128 and length == lengths[0] and calls is forward_calls:
+                    rows.append(Row("torch 2048^3 matrix product", peak / 1e9, "GFLOP/s"))
+                for name, time in best.items():
+                    rows += _rate(name, time, peak, sizes)
     return rows
+
+
+def _rate(name: str, time: float, peak: float, sizes: tuple[int, int, int, int, int]) -> list[Row]:
+    where = f"r = {sizes[4]}, N = {sizes[1]}"
+    if "backward" not in name:
+        bar = {"full forward": 0.90, "causal forward": 0.75}[name]
+        return [Row(f"{name}, {where}", forward(*sizes) / time / peak, "of matmul rate", bar)]
+    bare = both(*sizes, again=False) / time / peak
+    return [
+        Row(f"{name}, {where}", both(*sizes) / time / peak, "of matmul rate", 0.60),
+        Row(f"  the same without recomputation, {where}", bare, "of matmul rate"),
+    ]
 
 
 def against_softmax(length: int, budget: float) -> list[Row]:
