@@ -157,7 +157,7 @@ def decode(seen: tuple[int, int], budget: float) -> list[Row]:
     def bare_steps(state):
         """What the library does in such steps, and nothing of Python around it but the call."""
         pack = state.__dict__["_pack"]
-        call, fresh, out = pack.about.call, torch.empty_like(pack.buffer), torch.empty(pack.about.out_shape)
+        call, fresh, out = pack.about.call, torch.empty_like(pack.buffer), torch.empty_like(pack.about.out_like)
         at = [*(y.data_ptr() for y in x), None, pack.buffer.data_ptr(), fresh.data_ptr(), out.data_ptr()]
 
         def run(keep=(pack, fresh, out)):

@@ -5,7 +5,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, get_num_threads, is_grad_enabled
+from torch import Tensor, empty_like, get_num_threads, is_grad_enabled
 
 from ...kernels.base import Kernel
 from ...sums import finite
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     keep: Any = None
     signature: str = ""
     sizes: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the state: B, kv heads, features, value dim
-    out_shape: tuple[int, ...] = ()
+    out_like: Tensor = FLOATS
     floats: int = 0
 
 
@@ -53,7 +53,7 @@ def step(
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     plan.keep.threads = get_num_threads()
-    fresh, out = FLOATS.new_empty(plan.floats), FLOATS.new_empty(*plan.out_shape)
+    fresh, out = FLOATS.new_empty(plan.floats), empty_like(plan.out_like)
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
     flags = library.step(plan.call, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
     if flags:
@@ -111,4 +111,6 @@ def _plan(
     call.value_stride[:] = [H * M, M, M]
     sizes = B, H, fmap.features, M
     signature = kernel.signature(scale)
-    return Plan(*known, ctypes.addressof(call), call, signature, sizes, (B, heads, 1, M), Pack.floats(sizes))
+    return Plan(
+        *known, ctypes.addressof(call), call, signature, sizes, FLOATS.new_empty(B, heads, 1, M), Pack.floats(sizes)
+    )
