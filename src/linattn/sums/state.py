@@ -102,7 +102,7 @@ class State:
 
 
 class Pack:
-    """S, Z, log_scale, tokens and guarded in one buffer of float32, each at a multiple of 16: see csrc/dispatch.cpp."""
+    """S, Z, log_scale, tokens and guarded in one buffer of float32, each at a multiple of 16: see csrc/forward_calls.h."""
 
     __slots__ = ("about", "buffer", "sizes")
 
