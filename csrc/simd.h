@@ -135,20 +135,6 @@ INLINE vec reduce(vec (&x)[VL]) {
   return x[0];
 }
 
-// The largest of n numbers.
-float largest(const float* x, int64_t n) {
-  vec m[4];
-  for (vec& each : m) each = splat(x[0]);
-  int64_t i = 0;
-  for (; i + 4 * VL <= n; i += 4 * VL) {
-    UNROLL(4)
-    for (int k = 0; k < 4; ++k) m[k] = vmax(load(x + i + k * VL), m[k]);
-  }
-  float rest = top(vmax(vmax(m[0], m[1]), vmax(m[2], m[3])));
-  for (; i < n; ++i) rest = fmax2(x[i], rest);
-  return rest;
-}
-
 // The same for n vectors that lie one after the other.
 template <bool MAX>
 void reduce_rows(const float* vectors, int64_t n, float* to) {
@@ -162,6 +148,20 @@ void reduce_rows(const float* vectors, int64_t n, float* to) {
     }
     store_some(to + i, reduce<MAX>(x), n - i);
   }
+}
+
+// The largest of n numbers.
+float largest(const float* x, int64_t n) {
+  vec m[4];
+  for (vec& each : m) each = splat(x[0]);
+  int64_t i = 0;
+  for (; i + 4 * VL <= n; i += 4 * VL) {
+    UNROLL(4)
+    for (int k = 0; k < 4; ++k) m[k] = vmax(load(x + i + k * VL), m[k]);
+  }
+  float rest = top(vmax(vmax(m[0], m[1]), vmax(m[2], m[3])));
+  for (; i < n; ++i) rest = fmax2(x[i], rest);
+  return rest;
 }
 
 // 2^x to 2e-7, 0 below 2^-126. The polynomial is the minimax one of 2^f on [0, 1).

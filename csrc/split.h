@@ -25,7 +25,7 @@ int64_t bound(int64_t tokens, int64_t part, int64_t parts, int64_t unit) {
 }
 
 // Steps in which a line of tokens is gone through: long ones first, and short ones at the end, when threads have to meet.
-// Few, because memory is asked for ahead only within a step.
+// Few, because a step may begin with sums and tokens that another thread has had in its cache.
 constexpr int64_t STEPS = 3;
 
 // Where a step begins: at 0, 3/4, 15/16 of the tokens, and the end.
