@@ -6,28 +6,50 @@ TORCH  := torch==2.13.0
 # torch comes first and by exact pin: an open range pulls gigabytes of other builds.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint sanitize bench format clean
+CPP_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp')
+# Everything the library is built from.
+SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(filter-out csrc/test/%,$(CPP_FILES))
+# cmake and ninja of the virtual environment, for pip and for CMake's presets.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: help demo test native lint sanitize sanitize-threads check-clang check-neon bench docs format clean
 
 help:
 	@echo "make demo    install, then compare linear attention with softmax here (about a minute)"
-	@echo "make test    install, then run every test"
-	@echo "make lint    ruff and mypy"
+	@echo "make test    install, then run every test, the lab's too"
+	@echo "make native  rebuild what changed of the native library"
+	@echo "make lint    ruff, mypy, clang-format and clang-tidy"
 	@echo "make sanitize  the native code under AddressSanitizer and UBSan"
-	@echo "make bench   the benchmark tables of docs/"
+	@echo "make sanitize-threads  the native code under ThreadSanitizer"
+	@echo "make check-clang  the native code built by clang++: its driver and its tests"
+	@echo "make check-neon  the native code for aarch64, run in qemu"
+	@echo "make bench   the benchmarks: every figure beside its bar"
+	@echo "make docs    build the documentation site into out/site"
 	@echo "make format  rewrite the code in the house style"
 
 $(VENV)/torch.stamp:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH) numpy
+	$(PIP) $(TORCH) numpy 'scikit-build-core>=1' 'cmake>=3.20' 'ninja>=1.10'
 	@touch $@
 
-$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml setup.py $(wildcard csrc/*.h csrc/*.cpp)
-	$(PIP) -e '.[lab]'
+# Without build isolation: the same CMake every time, so that only what changed is compiled again.
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml $(SOURCES)
+	$(PIP) --no-build-isolation -e '.[pages]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp
-	$(PIP) -e '.[lab,dev,hf]'
+$(VENV)/dev.stamp: $(VENV)/demo.stamp lab/pyproject.toml
+	$(PIP) --no-build-isolation -e '.[pages,hf,dev]'
+	$(PIP) -e lab
 	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/demo.stamp
+	$(PIP) --no-build-isolation -e '.[pages,docs]'
+	@touch $@
+
+native: $(VENV)/torch.stamp
+	@test -f cmake/editable/CMakeCache.txt || $(MAKE) $(VENV)/demo.stamp
+	$(BIN)/cmake cmake/editable > /dev/null
+	$(BIN)/cmake --build cmake/editable
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/linattn info
@@ -40,17 +62,34 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)/cmake --preset lint > /dev/null
+	$(BIN)/clang-tidy -p build/lint --quiet $(filter %.cpp,$(CPP_FILES))
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 sanitize: $(VENV)/demo.stamp
-	$(BIN)/python csrc/test/sanitize.py
+	$(BIN)/python csrc/test/check.py address
+
+sanitize-threads: $(VENV)/demo.stamp
+	$(BIN)/python csrc/test/check.py threads
+
+check-clang: $(VENV)/dev.stamp
+	$(BIN)/python csrc/test/check.py clang
+
+check-neon: $(VENV)/demo.stamp
+	$(BIN)/python csrc/test/check.py neon
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/nearfar.py --json out/nearfar.json
+
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist out src/*.egg-info
+	rm -rf $(VENV) build dist out lab/src/*.egg-info
+	git clean -fdXq cmake src/linattn/engines/native

@@ -14,3 +14,16 @@ def both(heads: int, tokens: int, dim: int, value_dim: int, features: int, *, ag
     """
     backward = 4 * dim + 8 * value_dim + (4 * dim + 2 * value_dim if again else 0)
     return forward(heads, tokens, dim, value_dim, features) + heads * tokens * features * backward
+
+
+CHUNK = 64  # tokens of a chunk in the counts below
+
+
+def decayed_sums(heads: int, tokens: int, dim: int, value_dim: int) -> int:
+    """Pairs within a chunk (half of them: C D + C M), the state read (2 D M) and the keys added (2 D M)."""
+    return heads * tokens * (CHUNK * (dim + value_dim) + 4 * dim * value_dim)
+
+
+def delta_rule(heads: int, tokens: int, dim: int, value_dim: int) -> int:
+    """Both score matrices and both triangular products (2 C D + 2 C M), and K S, Q S and K' U (6 D M)."""
+    return heads * tokens * (2 * CHUNK * (dim + value_dim) + 6 * dim * value_dim)

@@ -1,10 +1,9 @@
-"""Generation after a long prompt: how fast tokens come and how large the process is, exact and near/far.
+"""Generation after a long prompt: tokens per second and memory of the process, exact and near/far.
 
     python benchmarks/generate.py --text LONG.txt [--length 8192] [--tokens 2000] [--calibration FOLDER]
 
-Exact is the model's own attention with transformers' DynamicCache. Each runs in a process of its own, so that their sizes can
-be told apart; both go through `model.generate`. Speed is given on the wall and by processor time, which others on the same
-machine disturb less.
+Exact is the model's own attention with transformers' DynamicCache. Each runs in its own process, so that memory can be
+compared; both use `model.generate`. Speed is given in wall time and in processor time, which other processes disturb less.
 """
 
 import argparse

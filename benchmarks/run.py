@@ -1,75 +1,78 @@
-"""Prints the design's table of bars with this machine's figures beside them; writes JSON and a plot to out/.
+"""Runs the benchmarks: prints the machine and every figure with its bar; writes out/bench.json.
 
-python benchmarks/run.py            everything, about ten minutes
-python benchmarks/run.py --quick    small sizes, to see that it runs
+    python benchmarks/run.py                       everything, about twenty minutes
+    python benchmarks/run.py --list                the cases
+    python benchmarks/run.py --only 'near/far*'    some cases, by name or pattern
+    python benchmarks/run.py --quick               small sizes, to see that it runs
+
+Ratios are taken within one run, by calls that take turns, because machines are shared and noisy.
 """
 
 import argparse
+import fnmatch
+import importlib
 import json
+import time
 from pathlib import Path
 
-import cases
-import peers
+import torch
+
+import registry
 from linattn.engines import describe
 from linattn.measure.machine import machine
+
+SUITES = Path(__file__).with_name("suites")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes and no peers")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for bench.json and bench.png")
+    parser.add_argument("--quick", action="store_true", help="small sizes, and nothing that takes minutes")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases by name; * stands for anything")
+    parser.add_argument("--list", action="store_true", help="print the cases and stop")
+    parser.add_argument("--threads", type=int, help="for torch and the native engine; torch's own number if not given")
+    parser.add_argument("--budget", type=float, help="seconds for each group of calls (default 12, with --quick 0.3)")
+    parser.add_argument("--json", type=Path, default=Path("out/bench.json"), help="where the figures go")
     args = parser.parse_args()
-    if not describe()["native"].startswith("available"):
-        print(f"The native engine is {describe()['native']}.")
-        return 1
-    about = {**machine(), "dtype": "float32", "engines": describe()["native"]}
+    for path in sorted(SUITES.glob("*.py")):
+        importlib.import_module(f"suites.{path.stem}")
+    if args.list:
+        for case in registry.CASES.values():
+            print(f"{case.name:20} {case.about}")
+        return 0
+    cases = _chosen(parser, args.only, args.quick)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    about = {**machine(), "dtype": "float32", "threads": torch.get_num_threads(), "engines": describe()["native"]}
     for name, value in about.items():
         print(f"{name:15} {value}")
-    print()
-    quick = args.quick
-    budget = 0.3 if quick else 12.0
-    rows = _show(cases.rates((512,) if quick else (4096, 16384), budget))
-    rows += _show(cases.against_softmax(1024 if quick else 16384, budget))
-    rows += _show(cases.crossover(budget))
-    rows += _show(cases.decode((1024, 4096) if quick else (1024, 2**20), budget))
-    grown, times = cases.growth(16384 if quick else 2**20, budget)
-    rows += _show(grown)
-    if not quick:
-        rows += _show(peers.performer(8192, budget))
-        rows += _show(peers.fast_transformers(8192, budget))
-    args.out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": about, "rows": [r.record() for r in rows], "growth": times}
-    (args.out / "bench.json").write_text(json.dumps(record, indent=1))
-    _plot(times, args.out / "bench.png")
-    missed = [r for r in rows if r.met is False]
-    print(f"\n{sum(r.met is True for r in rows)} bars met, {len(missed)} missed; {args.out / 'bench.json'}")
+    settings = registry.Settings(args.quick, args.budget or (0.3 if args.quick else 12.0))
+    record = {"machine": about, "cases": {case.name: _run(case, settings) for case in cases}}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(record, indent=1))
+    rows = [row for found in record["cases"].values() for row in found]
+    met, missed = (sum(row["met"] is answer for row in rows) for answer in (True, False))
+    print(f"\n{met} bars met, {missed} missed; {args.json}")
     return 0
 
 
-def _show(rows: list[cases.Row]) -> list[cases.Row]:
-    for row in rows:
-        verdict = {True: "met", False: "MISSED", None: ""}[row.met]
-        bar = "" if row.bar is None else f"{'>=' if row.at_least else '<='} {row.bar:g}"
-        print(f"{row.what:72} {row.figure:9.3g} {row.unit:15} {bar:8} {verdict}", flush=True)
+def _chosen(parser: argparse.ArgumentParser, only: list[str] | None, quick: bool) -> list[registry.Case]:
+    patterns = only or ["*"]
+    for pattern in patterns:
+        if not fnmatch.filter(registry.CASES, pattern):
+            parser.error(f"no case is called {pattern!r}; --list shows them")
+    found = [case for case in registry.CASES.values() if any(fnmatch.fnmatch(case.name, p) for p in patterns)]
+    return [case for case in found if only or not (quick and case.slow)]
+
+
+def _run(case: registry.Case, settings: registry.Settings) -> list[dict[str, object]]:
+    print(f"\n{case.name}: {case.about}", flush=True)
+    begun, rows = time.perf_counter(), []
+    for row in case.run(settings):
+        print(f"  {row}", flush=True)
+        rows.append(row.record())
+    print(f"  ({time.perf_counter() - begun:.0f} s)", flush=True)
     return rows
-
-
-def _plot(times: dict[int, float], path: Path) -> None:
-    """Time against tokens, both logarithmic, with a line of slope 1. Needs matplotlib (the lab extra)."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed")
-        return
-    lengths = list(times)
-    figure, axes = plt.subplots(figsize=(6, 4))
-    axes.loglog(lengths, list(times.values()), "o-", label="native, causal forward, 2 heads, r = 128")
-    axes.loglog(lengths, [times[lengths[0]] * n / lengths[0] for n in lengths], "k:", label="slope 1")
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("seconds")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

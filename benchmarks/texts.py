@@ -1,9 +1,9 @@
-"""Writes the texts that near/far fidelity is judged on, from what any Debian machine has or can get.
+"""Writes the texts for measuring the fidelity of near/far, from Debian packages.
 
     python benchmarks/texts.py out/texts
 
-calibration.txt (the jargon file) is for `linattn.hf.calibrate`; five others are of other kinds and other books, and were
-looked at while the method was chosen. fresh-*.txt are five more of the same kinds that nothing was chosen on.
+calibration.txt (the jargon file) is for `linattn.hf.calibrate`; five others, of other kinds, were
+used while the method was developed. fresh-*.txt are five held-out texts of the same kinds.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A language model with linear attention, whole: trained on text files, then writing with a state of constant size.
+"""A complete language model with linear attention: trained on text files, then generating with a state of constant size.
 
     python examples/tiny_language_model.py                        trains on this project's documentation, a few minutes
-    python examples/tiny_language_model.py --steps 2000 my.txt    on a text of yours
+    python examples/tiny_language_model.py --steps 2000 my.txt    on your own text
 
-Characters in, characters out. There are no position embeddings: a learned gate lets every head forget at its own pace, so a
-model may go on writing far beyond the length it was trained on.
+Characters in, characters out. There are no position embeddings: a learned gate sets the decay of every head, so the
+model can generate far beyond the length it was trained on.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import linattn
 
 
 class Attention(nn.Module):
-    """Gated linear self-attention; `state` is what the layer remembers of everything before x."""
+    """Gated linear self-attention; `state` holds everything before x."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()

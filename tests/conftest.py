@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,11 @@ def qkv(
     )
 
 
+def forgetting(form: str, gate: Tensor) -> dict[str, Tensor]:
+    """The options that forget by a factor `gate` in (0, 1): {"gate": ..}, {"log_decay": ..}, or none."""
+    return {"": {}, "gate": {"gate": gate}, "log_decay": {"log_decay": gate.log()}}[form]
+
+
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None, factor: float = 1.0) -> None:
     """Equal to the table's tolerance, relative to the largest expected number."""
     assert actual.shape == expected.shape
@@ -100,3 +106,22 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = N
     difference = (actual.double() - expected.double()).abs().max().item()
     bound = factor * TOLERANCE[dtype or actual.dtype] * max(expected.double().abs().max().item(), 1e-30)
     assert difference <= bound, f"differs by {difference:.3g}, allowed {bound:.3g}"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small Llama with random weights and a tokenizer of single words."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"])}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=len(vocabulary), eos_token_id=1, pad_token_id=1, **sizes)
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>").save_pretrained(
+        folder
+    )
+    return folder

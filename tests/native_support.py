@@ -9,9 +9,9 @@ from torch import Tensor
 
 import linattn
 from linattn.engines import native
-from linattn.engines.native.library import ISA_LEVELS, library
+from linattn.engines.native.ffi import ISA_LEVELS, library
 from linattn.kernels import Custom, Elu, Learned, Polynomial, Positive, Precondition, Relu, Taylor, Trig
-from linattn.sums import oracle
+from linattn.ops.linear_attention import reference as oracle
 
 DIM = 12
 

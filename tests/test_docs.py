@@ -1,5 +1,6 @@
 """Every example in the documentation and in the docstrings runs."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -35,14 +36,45 @@ def test_the_links_of_a_page_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def public_names(package: str) -> list[str]:
+    """__all__ of a package, read without importing it: extras may not be installed."""
+    tree = ast.parse((ROOT / "src/linattn" / package / "__init__.py").read_text())
+    (found,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    return list(ast.literal_eval(found))
+
+
+@pytest.mark.parametrize("package", ["", "kernels", "states", "nn", "hf", "measure"])
+def test_the_reference_has_every_public_name(package):
+    text = "\n".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
+    missing = [name for name in public_names(package) if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.name != "README.md"]
+    assert [page for page in pages if not re.search(rf"[ -]{re.escape(page)}$", navigation, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(
+    "phrase", ["softmax itself", "softmax kept faithful", "near/far softmax", "softmax in linear time"]
+)
+def test_near_far_is_never_called_softmax(phrase):
+    """It approximates softmax, and every text says so."""
+    sources = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "src").rglob("*.py")]
+    for path in sources:
+        text = " ".join(path.read_text().lower().split())
+        assert phrase not in text.replace(f"approximation of {phrase}", ""), path.relative_to(ROOT)
+
+
 def modules():
     for found in pkgutil.walk_packages(linattn.__path__, "linattn."):
         # Extras are examined by their own tests; the core's docstrings must run with the core alone.
         if not found.name.startswith(
             (
-                "linattn.lab",
                 "linattn.hf",
                 "linattn.measure.plots",
+                "linattn.measure.comparison_page",
                 "linattn.__main__",
                 "linattn.engines.native._linattn",
             )

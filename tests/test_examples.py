@@ -29,3 +29,13 @@ def test_writing_with_a_state_equals_reading_everything_again():
         step, states = model(tokens[:, t : t + 1], states)
         logits = torch.cat([logits, step], 1)
     assert torch.allclose(logits, whole, atol=1e-9)
+
+
+def test_every_update_rule_trains(tmp_path):
+    """A few steps of each; the table has a row for each, and the plot is written."""
+    script, plot = EXAMPLE.parent / "update_rules.py", tmp_path / "plot.png"
+    words = [sys.executable, str(script), "--steps", "2", "--length", "32", "--batch", "2", "--plot", str(plot)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    for rule in ("softmax", "retention", "lightning", "gla", "mamba2", "deltanet", "kda"):
+        assert f"| {rule} |" in done.stdout
+    assert plot.exists() == ("no plot" not in done.stdout)

@@ -11,17 +11,20 @@ SOURCE = Path(linattn.__file__).parent
 # From the bottom up. Files on the top level of the package stand beside the layer that they name.
 LAYERS = [
     "_files",
+    "_commandline",
+    "_archives",
+    "pages",
     "kernels",
-    "sums",
+    "ops",
+    "states",
     "engines",
     "nearfar",
-    "_checks",
-    "_functional",
+    "functional",
     "nn",
     "measure",
     "hf",
     "parallel",
-    "lab",
+    "serve",
     "cli",
 ]
 
@@ -56,18 +59,24 @@ def test_nothing_lower_imports_anything_higher():
     assert wrong == []
 
 
+def test_the_core_does_not_import_the_lab():
+    """The lab is a distribution of its own, on top of the core."""
+    found = [path for path in SOURCE.rglob("*.py") if any(m.split(".")[0] == "linattn_lab" for m in imports(path))]
+    assert found == []
+
+
 def test_every_folder_is_a_known_layer():
     folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
     assert folders <= set(LAYERS)
 
 
-def test_the_core_needs_torch_and_numpy_alone():
+def test_the_core_needs_torch_numpy_and_safetensors_alone():
     """Importing and using the core loads none of the extras' packages."""
     script = (
         "import sys, torch, linattn, linattn.cli\n"
         "x = torch.randn(1, 2, 9, 4)\n"
         "linattn.attention(x, x, x, kernel='positive', is_causal=True)\n"
-        "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'safetensors', 'transformers'} & set(sys.modules)\n"
+        "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'transformers'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

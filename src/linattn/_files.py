@@ -1,16 +1,23 @@
-"""Files: written whole or not at all, and the folder that fetched ones are kept in."""
+"""Atomic file writing, and the cache folder of downloads."""
 
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[Path], Any]) -> None:
-    """Lets `write` fill a temporary file of the same suffix beside the target, then moves it into place."""
+    """Lets `write` fill a temporary file of the same suffix beside the target, then moves it into place.
+
+    Devices and pipes, such as /dev/stdout, are written to directly.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        write(target)
+        return
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".linattn-", suffix=target.suffix)
     os.close(handle)
     temporary = Path(name)
@@ -33,9 +40,23 @@ def write_json(path: str | os.PathLike[str], figures: Any) -> None:
     write_text(path, json.dumps(figures, indent=2, allow_nan=False) + "\n")
 
 
+@contextmanager
+def parsing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns exceptions caused by damaged contents into a ValueError that names the file."""
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        said = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{os.fspath(path)} is damaged or of another version: {type(error).__name__} {said}"
+        ) from error
+
+
 def cache_folder() -> Path:
-    """$LINATTN_CACHE, or linattn/ in $XDG_CACHE_HOME, or ~/.cache/linattn."""
+    """$LINATTN_CACHE, or the user's cache folder of the platform: ~/.cache/linattn on Linux."""
     chosen = os.environ.get("LINATTN_CACHE")
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "linattn"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("linattn", appauthor=False)

@@ -1,14 +1,17 @@
-"""`linattn compare`: kernels beside softmax, on this machine."""
+"""`linattn compare`: kernels next to softmax, on this machine."""
 
 import argparse
-import importlib.util
+import os
+from typing import TYPE_CHECKING, cast
 
-from .._files import write_json, write_text
-from ..engines import describe
-from ..kernels import NAMES
-from ..measure.compare import Comparison, Row, compare
-from .files import check_writable
+from .._commandline import PLOT_SUFFIXES, add_output, real, require, seed, whole
+from .._files import write_file, write_json, write_text
+from .names import ENGINES, KERNELS
 from .progress import progress
+
+if TYPE_CHECKING:
+    from ..engines import EngineName
+    from ..measure.compare import Comparison, Row
 
 EXAMPLES = """examples:
   linattn compare                                      the default table, about a minute
@@ -20,47 +23,48 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    default_kernels = ["elu", "positive", "trig", "softmax"]
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", metavar="N", default=[256, 512, 1024, 2048, 4096, 8192, 16384], help="tokens"
-    )
+    names = [name for name in KERNELS if name != "softmax"]
+    lengths = [256, 512, 1024, 2048, 4096, 8192, 16384]
+    parser.add_argument("--lengths", type=whole(), nargs="+", metavar="N", default=lengths, help="tokens")
     parser.add_argument(
         "--kernels",
         nargs="+",
-        choices=[n for n in NAMES if n != "exact"],
-        default=default_kernels,
+        choices=names,
+        default=["elu", "positive", "trig", "nearfar"],
         metavar="NAME",
-        help=f"of {', '.join(NAMES)}; softmax is near/far (default: {' '.join(default_kernels)})",
+        help=f"of {', '.join(names)}",
     )
-    parser.add_argument("--engines", nargs="+", metavar="NAME", help="torch, native (default: all that this build has)")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--dim", type=int, default=64, help="of queries, keys and values (default 64)")
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, metavar="NAME", help="torch, native (default: all that this build has)"
+    )
+    parser.add_argument("--batch", type=whole(), default=1, metavar="N", help="sequences at once")
+    parser.add_argument("--heads", type=whole(), default=8, metavar="N", help="attention heads")
+    parser.add_argument("--dim", type=whole(), default=64, metavar="N", help="of queries, keys and values")
     parser.add_argument("--causal", action="store_true", help="with a causal mask")
     parser.add_argument("--backward", action="store_true", help="time and memory of forward and backward together")
-    parser.add_argument("--spread", type=float, default=1.0, help="standard deviation of q and k; larger is sharper")
-    parser.add_argument("--seconds", type=float, default=0.2, help="least time spent on each figure")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--plot", metavar="FILE", help="draw time, memory and speed-up (.png, .svg or .pdf)")
-    parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots and attention maps")
+    spread = real(above=0, most=1e6)
+    parser.add_argument("--spread", type=spread, default=1.0, help="standard deviation of q and k; larger is sharper")
+    parser.add_argument(
+        "--seconds", type=real(0, most=3600), default=0.2, help="least time spent on each figure, in seconds"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the random inputs")
+    add_output(parser, "--json", "write all figures")
+    add_output(parser, "--plot", "draw time, memory and speed-up (.png, .svg or .pdf)", suffixes=PLOT_SUFFIXES)
+    add_output(parser, "--html", "write one self-contained page with plots and attention maps")
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(*args.lengths, args.batch, args.heads, args.dim) < 1 or args.spread <= 0:
-        raise SystemExit("linattn compare: lengths, batch, heads, dim and spread must be positive.")
-    if (args.html or args.plot) and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("linattn compare --html and --plot draw with matplotlib: pip install 'linattn[lab]'.")
-    usable = [name for name, why in describe().items() if why.startswith("available")]
-    chosen = args.engines or usable
-    for name in chosen:
-        if name not in usable:
-            raise SystemExit(f"linattn compare: engine {name!r} cannot be used here; usable: {', '.join(usable)}.")
-    check_writable(args.json, args.plot, args.html)
+    if args.html or args.plot:
+        require("matplotlib")
+    if args.html:
+        require("jinja2")
+    _check_memory(args)
+    chosen = _usable_engines(args.engines)
+    from ..measure.compare import compare
+
     result = compare(
         sorted(set(args.lengths)),
-        args.kernels,
+        list(dict.fromkeys(args.kernels)),
         engines=chosen,
         batch=args.batch,
         heads=args.heads,
@@ -79,17 +83,44 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         from ..measure.plots import growth
 
-        growth(result).savefig(args.plot, dpi=110)
+        figure = growth(result)
+        write_file(args.plot, lambda path: figure.savefig(path, format=args.plot.suffix[1:].lower(), dpi=110))
         print(f"picture: {args.plot}")
     if args.html:
-        from ..measure.page import comparison_page
+        from ..measure.comparison_page import comparison_page
 
         write_text(args.html, comparison_page(result))
         print(f"page:    {args.html}")
     return 0
 
 
-def as_text(result: Comparison) -> str:
+def _usable_engines(wanted: list[str] | None) -> "list[EngineName]":
+    from ..engines import describe
+
+    reasons = describe()
+    usable = [name for name, why in reasons.items() if why.startswith("available")]
+    for name in wanted or ():
+        if name not in usable:
+            raise ValueError(f"engine {name!r} cannot be used here: {reasons[name]}.")
+    return list(dict.fromkeys(cast("list[EngineName]", wanted or usable)))
+
+
+def _check_memory(args: argparse.Namespace) -> None:
+    """Refuses sizes that this machine cannot hold before anything is allocated: the kernel may kill the process instead."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return
+    tensors = 14 if args.backward else 8  # inputs, their copies, outputs of two calls; gradients
+    needed = 4 * tensors * args.batch * args.heads * max(args.lengths) * args.dim
+    if needed > there:
+        raise ValueError(
+            f"{max(args.lengths)} tokens of {args.batch} x {args.heads} x {args.dim} take about {needed / 2**30:.3g} GiB, "
+            f"this machine has {there / 2**30:.3g} GiB: lower --lengths, --batch, --heads or --dim."
+        )
+
+
+def as_text(result: "Comparison") -> str:
     """The tables of a comparison for a terminal."""
     setting, about = result.setting, result.machine
     lines = [
@@ -112,7 +143,7 @@ def as_text(result: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _line(row: Row) -> str:
+def _line(row: "Row") -> str:
     error = ""
     if row.relative_error is not None and row.baseline_error is not None:
         error = f"{row.relative_error:.3g} ({row.baseline_error:.3g})"

@@ -1,4 +1,4 @@
-"""`linattn fidelity`: a pretrained model with its attention replaced, beside itself."""
+"""`linattn fidelity`: a pretrained model with replaced attention, compared with the original."""
 
 import argparse
 import functools
@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .._commandline import add_output, check_writable, require, whole
 from .._files import write_json, write_text
-from .files import check_writable
+from .models import HELP, check_model, load_model, read_text
+from .names import KERNELS
 from .progress import progress
 
 EXAMPLES = """examples:
@@ -21,45 +23,66 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", required=True, help="a model folder, a GGUF file, smollm2 or minilm")
-    parser.add_argument("--text", nargs="+", required=True, metavar="FILE")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of each text (default 2048)")
-    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--model", required=True, help=HELP)
+    parser.add_argument(
+        "--text", nargs="+", required=True, metavar="FILE", help="texts to read, each --length tokens long"
+    )
+    parser.add_argument("--length", type=whole(64), default=2048, metavar="N", help="tokens of each text")
+    parser.add_argument(
+        "--window", type=whole(0), default=128, metavar="N", help="last tokens that are attended exactly"
+    )
     parser.add_argument(
         "--slots",
-        type=int,
+        type=whole(0),
+        metavar="N",
         help="of every head, or the mean over heads (default 128, or what a calibration was saved with)",
     )
     parser.add_argument(
-        "--recall", type=int, default=0, metavar="K", help="also show near/far that recalls K blocks of 8 far tokens"
+        "--recall",
+        type=whole(0),
+        default=0,
+        metavar="K",
+        help="also show near/far that recalls K blocks of 8 far tokens",
     )
     parser.add_argument(
-        "--recall-price", type=int, metavar="N", help="count a recalling head as N slots more (default: by its memory)"
+        "--recall-price",
+        type=whole(0),
+        metavar="N",
+        help="count a recalling head as N slots more (default: by its memory)",
     )
-    parser.add_argument("--calibrate", metavar="FILE", help="hand slots out by head, measured on this text")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--calibrate", metavar="FILE", help="assign slots by head, measured on this text")
+    source.add_argument("--calibration", metavar="FOLDER", help="use the budgets saved there")
     parser.add_argument(
-        "--calibrate-length", type=int, metavar="N", help="tokens of that text (default: --length, at most 8192)"
+        "--calibrate-length", type=whole(256), metavar="N", help="tokens of that text (default: --length, at most 8192)"
     )
-    parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
     parser.add_argument(
-        "--kernels", nargs="*", default=["elu", "positive"], metavar="NAME", help="linear kernels to show too"
+        "--kernels",
+        nargs="*",
+        choices=[name for name in KERNELS if name not in ("softmax", "nearfar")],
+        default=["elu", "positive"],
+        metavar="NAME",
+        help="feature-map kernels to show too",
     )
     parser.add_argument(
         "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
     )
-    parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--html", metavar="FILE", help="write a page")
+    add_output(parser, "--json", "write all figures")
+    add_output(parser, "--html", "write a page")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.length < 64:
-        raise SystemExit(f"linattn fidelity: --length must be at least 64, got {args.length}.")
+    check_model(args.model)
     for file in [*args.text, *([args.calibrate] if args.calibrate else [])]:
-        if not Path(file).is_file():
-            raise SystemExit(f"linattn fidelity: there is no file {file}.")
-    check_writable(args.json, args.html, f"{args.save}/budgets" if args.save else None)
+        read_text(file)
+    if args.save:
+        if not args.calibrate:
+            raise ValueError("--save keeps the budgets of --calibrate: name a text by --calibrate.")
+        check_writable(f"{args.save}/budgets")
+    require("transformers", requirement="'linattn[hf]'")
+    if args.html:
+        require("jinja2")
     result = measure(args)
     print(as_text(result))
     if args.json:
@@ -72,12 +95,14 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Every text with every kind of attention, as plain figures."""
     from ..hf import fidelity, weights
-    from ..hf.calibrate import Calibration, calibrate
+    from ..hf.budgets import Calibration
+    from ..hf.calibrate import calibrate
     from ..hf.needle import find_needles
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
-    model, tokenizer = weights.load(args.model)
+    saved = Calibration.load(args.calibration) if args.calibration else None
+    model, tokenizer = load_model(args.model)
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
     slots = 128 if args.slots is None else args.slots
@@ -86,8 +111,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 8192))
         price = {"recall": args.recall, "recall_price": args.recall_price}
         found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
-    elif args.calibration:
-        found = Calibration.load(args.calibration)
+    elif saved is not None:
+        found = saved
         if args.slots is not None or args.recall_price is not None:
             mean = round(found.mean_slots) if args.slots is None else slots
             found = found.with_mean(mean, recall_price=args.recall_price)
@@ -180,7 +205,8 @@ def as_text(result: dict[str, Any]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"{result['setting']['model']}: {result['setting']['kernel']}"]
     lines += [
-        "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths))) for row in rows
+        "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=False)))
+        for row in rows
     ]
     what = "mean cosine with exact" if result["setting"]["encoder"] else "geometric mean of perplexity / exact"
     lines.append(what + ": " + ", ".join(f"{name} {x:.4f}" for name, x in result["summary"].items()))
@@ -193,17 +219,13 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def as_page(result: dict[str, Any]) -> str:
-    from ..measure.page import heading, page, table
+    from ..pages import render_page
 
-    layers = [[i, f"{error:.4f}"] for i, error in enumerate(result["layer_errors"])]
-    return page(
-        f"{result['setting']['model']}: attention replaced, no training",
-        [
-            heading("Texts", result["setting"]["kernel"]),
-            table(_header(result["rows"]), [_cells(row) for row in result["rows"]]),
-            heading("Over all texts"),
-            table(["attention", "mean"], [[name, f"{x:.4f}"] for name, x in result["summary"].items()]),
-            heading("Relative error of each layer's output", "Given exact inputs."),
-            table(["layer", "error"], layers),
-        ],
+    return render_page(
+        Path(__file__).with_name("fidelity_page.html.j2"),
+        title=f"{result['setting']['model']}: attention replaced, no training",
+        kernel=result["setting"]["kernel"],
+        texts=[_header(result["rows"]), *(_cells(row) for row in result["rows"])],
+        means=[["attention", "mean"], *([name, f"{x:.4f}"] for name, x in result["summary"].items())],
+        layers=[["layer", "error"], *([i, f"{error:.4f}"] for i, error in enumerate(result["layer_errors"]))],
     )

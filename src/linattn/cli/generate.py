@@ -1,47 +1,69 @@
-"""`linattn generate`: a pretrained model goes on with a long prompt, in memory that does not grow."""
+"""`linattn generate`: a pretrained model continues a long prompt with a bounded cache."""
 
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from .._commandline import real, require, seed, whole
+from .models import HELP, check_model, load_model, read_text
 from .progress import progress
 
 CHUNK = 512  # tokens of the prompt that are read at once
+EXAMPLES = """examples:
+  linattn generate --model smollm2 --prompt "Once upon a time"
+  linattn generate --model smollm2 --prompt-file README.md --tokens 50 --temperature 0.8
+  linattn generate --model smollm2 --prompt-file README.md --exact      the model's own attention, to compare
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="a model folder, a GGUF file or smollm2")
+    parser.epilog = EXAMPLES
+    parser.add_argument("--model", required=True, help=HELP)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt-file", metavar="FILE")
-    source.add_argument("--prompt", metavar="TEXT")
-    parser.add_argument("--tokens", type=int, default=200, help="to write (default 200)")
-    parser.add_argument("--length", type=int, help="read only so many tokens of the prompt")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is always the likeliest token (default)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--slots", type=int, default=128)
-    parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
+    source.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a text file")
+    source.add_argument("--prompt", metavar="TEXT", help="the prompt itself")
+    parser.add_argument("--tokens", type=whole(), default=200, metavar="N", help="how many to write")
+    parser.add_argument(
+        "--length", type=whole(), metavar="N", help="read only the prompt's first N tokens (default: all)"
+    )
+    parser.add_argument(
+        "--temperature", type=real(0, most=1e4), default=0.0, help="of sampling; 0 always takes the likeliest token"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of sampling")
+    parser.add_argument(
+        "--window", type=whole(0), default=128, metavar="N", help="last tokens that are attended exactly"
+    )
+    parser.add_argument(
+        "--slots", type=whole(0), default=128, metavar="N", help="slots of each head for farther tokens"
+    )
+    parser.add_argument(
+        "--calibration", metavar="FOLDER", help="use the budgets saved there (default: --slots everywhere)"
+    )
     parser.add_argument("--exact", action="store_true", help="the model's own attention and cache, to compare")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.prompt_file is not None and not Path(args.prompt_file).is_file():
-        raise SystemExit(f"linattn generate: there is no file {args.prompt_file}.")
+    check_model(args.model)
+    text = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
+    if not text:
+        raise ValueError("--prompt is empty.")
+    require("transformers", requirement="'linattn[hf]'")
     import torch
     from transformers import DynamicCache, TextStreamer
 
     from .. import hf
-    from ..hf import fidelity, weights
+    from ..hf import fidelity
     from ..nearfar import NearFar
 
-    model: Any
-    model, tokenizer = weights.load(args.model)
-    text = args.prompt if args.prompt is not None else Path(args.prompt_file).read_text(errors="replace")
+    found = hf.Calibration.load(args.calibration) if args.calibration else None
+    model, tokenizer = load_model(args.model)
+    if not model.can_generate():
+        raise ValueError(f"{args.model} is an encoder and cannot generate text.")
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.length]
+    if ids.shape[1] == 0:
+        raise ValueError("the prompt has no tokens.")
     if not args.exact:
-        found = hf.Calibration.load(args.calibration) if args.calibration else None
         hf.attach(model, found.kernels() if found else NearFar(args.window, args.slots))
     cache: Any = DynamicCache(config=model.config) if args.exact else hf.StateCache(model)
     torch.manual_seed(args.seed)

@@ -3,17 +3,23 @@
 import argparse
 import json
 
-from ..engines.native.library import library
-from ..engines.native.memory import kept
-from ..kernels import NAMES
-from ..measure.machine import machine
+EXAMPLES = """examples:
+  linattn info                                         # versions, engines and why, threads, CPU features
+  linattn info --json                                  # the same for machines
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..engines.native.ffi import library
+    from ..engines.native.output_pool import kept
+    from ..kernels import NAMES
+    from ..measure.machine import machine
+
     facts = machine()
     if args.json:
         memory = {"kept": kept(), "limit": library.memory_limit}

@@ -1,7 +1,8 @@
-"""Engines: who computes the sums. `choose` picks one; each offers absorb, read and causal."""
+"""Engines: torch (any device) and native (C++ for CPUs). plan.py decides which one serves a call."""
 
 from . import native
-from .choose import NAMES, choose, describe, step, whole
-from .native.memory import release
+from .call import ENGINES, Call, EngineName
+from .native.output_pool import release
+from .plan import choose, describe, serves_natively
 
-__all__ = ["NAMES", "choose", "describe", "native", "release", "step", "whole"]
+__all__ = ["ENGINES", "Call", "EngineName", "choose", "describe", "native", "release", "serves_natively"]

@@ -1,25 +1,26 @@
-"""Putting a kernel into a pretrained model, and taking it out again."""
+"""Attaching a kernel to a pretrained model, and detaching it."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..kernels import Kernel, resolve
+from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
-from .attention import NAME, note_cache, register
+from .attention import NAME, PassCache
 from .budgets import Calibration
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 
-KernelLike = Kernel | str
+KernelLike = Kernel | KernelName
 
 
 @dataclass
 class Attached:
-    """What `attach` changed, so that `detach` can put it back."""
+    """What `attach` changed, for `detach`."""
 
-    layers: set[int] = field(default_factory=set)  # indices of the decoder's (or the only) self-attention layers
+    layers: set[int] = field(default_factory=set)  # indices of layers with a kernel that are given the call's cache
     modules: list[Any] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, str | None]] = field(default_factory=list)
@@ -31,13 +32,14 @@ def attach(
     *,
     budgets: Mapping[int, Sequence[int]] | None = None,
 ) -> PreTrainedModel:
-    """Lets every global attention layer of a model attend through linattn. No weight changes; returns the model.
+    """Replaces the attention of every global layer of a model. No weight changes; returns the model.
 
     Args:
         model: a transformers model: decoder (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, ..), encoder (BERT, ..) or both
             (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
         kernel: one kernel or name for all layers, or a mapping from layer index to kernel, where layers that are not
-            named keep their own attention. None is NearFar(), or what `calibrate` saved in the model's folder if it did.
+            listed keep their own attention. None: the calibration saved in the model's folder, if any, otherwise NearFar().
+            Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
     """
     if getattr(model, "_linattn", None) is not None:
@@ -51,31 +53,41 @@ def attach(
         )
     if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
         kernel = saved.kernels()
-    attached = Attached()
-    chosen = []
-    for name, module in found:
-        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel or NearFar()
-        if choice is None or is_sliding(module):
-            continue
-        refuse_unsupported(name, module)
-        chosen.append((module, _kernel_for(module, choice, budgets)))
-    if not chosen:
-        raise ValueError(
-            "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
-        )
-    register()
+    attached, chosen = Attached(), _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
-    for module, own in chosen:
+    for _, module in found:
+        if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
+            attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            attached.layers |= {module.layer_idx} if module in chosen else set()
+    for module, own in chosen.items():
         module.linattn_kernel = own
         attached.modules.append(module)
-        attached.hooks.append(module.register_forward_pre_hook(note_cache, with_kwargs=True))
-        attached.layers.add(module.layer_idx)
     model._linattn = attached  # type: ignore[assignment]
     return model
+
+
+def _choose_kernels(
+    found: Sequence[tuple[str, Any]],
+    kernel: KernelLike | Mapping[int, KernelLike] | None,
+    budgets: Mapping[int, Sequence[int]] | None,
+) -> dict[Any, Kernel]:
+    """Attention module -> its kernel, for the layers that get one."""
+    chosen: dict[Any, Kernel] = {}
+    for name, module in found:
+        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel or NearFar()
+        if choice is None or is_sliding(module):
+            continue
+        refuse_unsupported(name, module)
+        chosen[module] = _kernel_for(module, choice, budgets)
+    if not chosen:
+        raise ValueError(
+            "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
+        )
+    return chosen
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
@@ -87,7 +99,6 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
         hook.remove()
     for module in attached.modules:
         del module.linattn_kernel
-        module.__dict__.pop("_linattn_cache", None)
     for config, implementation in attached.implementations:
         config._attn_implementation_internal = implementation
     del model._linattn
@@ -95,8 +106,13 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[int]] | None) -> Kernel:
-    weight = next(module.parameters())
-    own = resolve(choice, head_dim(module), weight.device)
+    """A layer's own kernel, on its device."""
+    device = next(module.parameters()).device
+    own = copy.deepcopy(resolve(choice, head_dim(module), device)).to(device)
+    if isinstance(choice, str):
+        for part in own.modules():  # recreated from the name
+            for name, constant in list(part.named_buffers(recurse=False)):
+                part.register_buffer(name, constant, persistent=False)
     if budgets is None or module.layer_idx not in budgets:
         return own
     if not isinstance(own, NearFar):

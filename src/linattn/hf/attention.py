@@ -1,11 +1,13 @@
-"""The two functions that transformers calls: one attends, one makes the mask it gets."""
+"""The attention and mask functions that transformers calls."""
 
+import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
@@ -14,12 +16,13 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from .._functional import attention
+from ..functional.attention import attention
 from .cache import StateCache, StateLayer
 
 NAME = "linattn"
+CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
 
-# What a model may pass that changes the weights themselves, and why it cannot be kept.
+# Options that change the attention weights, and why they are not supported.
 _REFUSED = {
     "softcap": "logits are capped",
     "position_bias": "a bias is added for every pair of positions",
@@ -40,56 +43,66 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, (B, H, L, D) -> (B, L, H, M), by the kernel that `attach` gave it."""
+    layer = _cache_layer(module, kwargs.pop(CACHE, None))
+    if isinstance(layer, StaticLayer) and not layer.is_sliding:
+        key, value, attention_mask = _written(layer, key, value, attention_mask)
     kernel = getattr(module, "linattn_kernel", None)
     if kernel is None:
-        return sdpa_attention_forward(
-            module,
-            query,
-            key,
-            value,
-            _full_mask(module, query, key, attention_mask, is_causal),
-            dropout,
-            scaling,
-            is_causal,
-            **kwargs,
-        )
-    for name, why in _REFUSED.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(f"linattn cannot serve {type(module).__name__}: {why} ({name}). Call linattn.hf.detach.")
-    if dropout:
-        raise ValueError("attention dropout has no linear form: set the model's attention dropout to 0 or call eval().")
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise ValueError(
-            f"linattn takes a (batch, tokens) attention mask, got one of shape {tuple(attention_mask.shape)}: "
-            "an arbitrary mask has no linear form."
-        )
+        mask = _full_mask(module, query, key, attention_mask, is_causal)
+        return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
+    _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     key_mask = None if attention_mask is None else attention_mask[:, -key.shape[2] :].bool()
     options: Any = {"kernel": kernel, "scale": scaling, "key_mask": key_mask, "is_causal": causal, "enable_gqa": True}
-    layer = _state_layer(module)
-    if layer is None:
-        out = attention(query, key, value, **options)
+    if isinstance(layer, StateLayer):
+        if getattr(module, "is_kv_shared_layer", False):
+            layer.update(key, value)  # the model updates the cache only for the layer that computed these keys
+        out, state = attention(query, key, value, state=layer.past(), return_state=True, **options)
+        layer.hold(state)
     else:
-        if layer.state is None and layer.seen > key.shape[2]:
-            raise ValueError("this cache has seen tokens, but holds no state of them.")
-        out, layer.state = attention(query, key, value, state=layer.state, return_state=True, **options)
+        out = attention(query, key, value, **options)
     return out.transpose(1, 2), None
 
 
-def note_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook: attention is never given the cache, so the module notes it on the way in."""
-    cross = kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None
-    found = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
-    cache = found[0] if found else None
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.cross_attention_cache if cross else cache.self_attention_cache
-    module._linattn_cache = cache if isinstance(cache, StateCache) else None  # type: ignore[assignment]
+@dataclass(frozen=True)
+class PassCache:
+    """A forward pre-hook of attention modules: adds the call's cache to the keyword arguments.
+
+    Attention modules hand their keyword arguments on to the attention function, which is not given the cache otherwise.
+    The module itself is not changed, so threads may share a model.
+
+    Attributes:
+        parameters: the names of the positional parameters of the module's forward.
+    """
+
+    parameters: tuple[str, ...]
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        cache = next((x for x in given.values() if isinstance(x, Cache)), None)
+        if isinstance(cache, EncoderDecoderCache):
+            cross = given.get("key_value_states") is not None or given.get("encoder_hidden_states") is not None
+            cache = cache.cross_attention_cache if cross else cache.self_attention_cache
+            if cross and isinstance(cache, StateCache):
+                raise ValueError(
+                    "cross-attention reads the encoder's keys again for every token, so they cannot be a state: use "
+                    "EncoderDecoderCache(StateCache(model), DynamicCache())."
+                )
+        return None if cache is None else (args, {**kwargs, CACHE: cache})
+
+    @staticmethod
+    def for_module(module: nn.Module) -> "PassCache | None":
+        """None if the module's forward takes no further keyword arguments."""
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return None
+        return PassCache(tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD))
 
 
 def make_mask(
     batch_size: int, q_length: int, kv_length: int, mask_function: Any = causal_mask_function, **kwargs: Any
 ) -> Tensor | None:
-    """The 2-D padding mask, or None; a full table for layers that see a sliding window, which keep their own attention."""
+    """The 2-D padding mask, or None; the full mask for sliding-window layers, which keep their own attention."""
     options = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "mask_function": mask_function}
     if kwargs.get("local_size") is not None:
         return sdpa_mask(**options, **{**kwargs, "allow_is_causal_skip": False})
@@ -101,28 +114,58 @@ def make_mask(
     return flash_attention_mask(**options, **kwargs)
 
 
-def register() -> None:
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, make_mask)
-
-
-def _state_layer(module: nn.Module) -> StateLayer | None:
-    cache = getattr(module, "_linattn_cache", None)
-    if cache is None:
+def _cache_layer(module: Any, cache: Cache | None) -> Any:
+    """The cache entry of this module; None without a cache."""
+    if cache is None or module.layer_idx is None:
         return None
-    layer = cache.layers[module.layer_idx]
-    return layer if isinstance(layer, StateLayer) else None
+    if module.layer_idx < len(cache.layers):
+        return cache.layers[module.layer_idx]
+    # Layers that share the keys of an earlier one have no entry of their own; all global layers are equally long.
+    return next((layer for layer in cache.layers if not getattr(layer, "is_sliding", False)), None)
+
+
+def _written(layer: Any, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Without the unwritten positions of a static cache."""
+    if key.shape[2] != layer.max_cache_len:
+        raise ValueError(
+            f"a static cache of {layer.max_cache_len} tokens came with {key.shape[2]} keys: which of them are written is "
+            "not known here. Use a DynamicCache or a linattn.hf.StateCache with this model."
+        )
+    tokens = int(layer.get_seq_length())
+    if mask is not None and mask.dim() == 2 and bool(mask.all()):
+        mask = None  # transformers always makes one for static caches
+    return key[:, :, :tokens], value[:, :, :tokens], mask
+
+
+def _refuse(module: nn.Module, attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
+    """Raises for options that change the attention weights; they are never ignored."""
+    for name, why in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"linattn cannot serve {type(module).__name__}: {why} ({name}). Call linattn.hf.detach.")
+    if dropout:
+        raise ValueError("attention dropout has no linear form: set the model's attention dropout to 0 or call eval().")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            f"linattn takes a (batch, tokens) attention mask, got one of shape {tuple(attention_mask.shape)}: "
+            "an arbitrary mask has no linear form."
+        )
 
 
 def _full_mask(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None
 ) -> Tensor | None:
-    """A layer that keeps its attention needs the whole table where others are given the 2-D mask."""
-    if mask is None or mask.dim() == 4:
+    """The full mask for a layer that keeps its own attention; an attached model does not create one."""
+    if mask is not None and mask.dim() == 4:
         return mask
     L, S = query.shape[2], key.shape[2]
-    table = mask[:, None, None, -S:].bool().expand(-1, 1, L, -1)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if causal:
-        table = table & torch.ones(L, S, dtype=torch.bool, device=mask.device).tril(S - L)
-    return table
+    if mask is None and (not causal or L in (1, S)):
+        return None
+    table = torch.ones(1, 1, L, S, dtype=torch.bool, device=key.device)
+    table = table.tril(S - L) if causal else table
+    return table if mask is None else table & mask[:, None, None, -S:].bool()
+
+
+# On import, so that an attached model that was pickled finds them in a process that never called `attach`.
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, make_mask)

@@ -1,26 +1,26 @@
-"""Budgets per layer and kv head: how slots are handed out, and the files they are kept in."""
+"""Budgets per layer and kv head: how slots are assigned, and the files that store them."""
 
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from .._files import write_json
+from .._tensor_files import read_tensors, write_tensors
 from ..nearfar import NearFar
-from ..sums import _safetensors
 
 STEM = "linattn-budgets"
 
 
 @dataclass
 class Option:
-    """What a kv head may get: slots, blocks of recall, and the size of its state in slots."""
+    """One choice for a kv head: slots, blocks of recall, and the size of its state in slots."""
 
     slots: int
     recall: int
@@ -32,13 +32,13 @@ class Calibration:
     """Budgets per layer and kv head, and the errors they were chosen by.
 
     Attributes:
-        kernel: the arguments of the NearFar kernel that was measured, slots and recall aside.
-        options: what was tried for every head, cheapest first.
+        kernel: the arguments of the measured NearFar kernel, without slots and recall.
+        options: the choices measured for every head, cheapest first.
         errors: (layers, kv heads, options), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
         chosen: layer -> the option of each kv head.
     """
 
-    kernel: dict[str, Any]
+    kernel: dict[str, float]
     options: list[Option]
     errors: Tensor
     chosen: dict[int, list[int]]
@@ -55,12 +55,13 @@ class Calibration:
 
     @property
     def mean_slots(self) -> float:
-        """The state of a kv head, in slots: what heads with recall keep counts as if it were slots."""
+        """Mean size of a kv head's state, in slots; recalled tokens count as the slots of the same size."""
         heads = [self.options[i].price for row in self.chosen.values() for i in row]
         return sum(heads) / len(heads)
 
     def near_far(self) -> NearFar:
-        return NearFar(**self.kernel)
+        """The measured kernel, with its default slots and recall."""
+        return NearFar(**cast(Any, self.kernel))
 
     def kernels(self) -> dict[int, NearFar]:
         """Layer -> its kernel, for `attach`."""
@@ -68,7 +69,7 @@ class Calibration:
         return {layer: plain.with_slots(budgets[layer], recall[layer]) for layer in self.chosen}
 
     def with_mean(self, mean_slots: int, *, recall: bool = True, recall_price: int | None = None) -> "Calibration":
-        """Handed out again by the same errors: to another mean, without recall, or with recall at another price in slots."""
+        """A new assignment from the same errors: another mean, without recall, or with another price of recall in slots."""
         options = [option for option in self.options if recall or not option.recall]
         if recall_price is not None:
             options = [replace(o, price=o.slots + recall_price) if o.recall else o for o in options]
@@ -76,7 +77,7 @@ class Calibration:
         order = sorted(range(len(options)), key=lambda i: options[i].price)
         options, errors = [options[i] for i in order], self.errors[..., [kept[i] for i in order]]
         rows = hand_out(errors, [option.price for option in options], mean_slots)
-        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows)))
+        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows, strict=False)))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
@@ -84,15 +85,16 @@ class Calibration:
         path.mkdir(parents=True, exist_ok=True)
         tried = [asdict(option) for option in self.options]
         content = {"kernel": self.kernel, "options": tried, "chosen": {str(k): v for k, v in self.chosen.items()}}
-        _safetensors.save(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
+        write_tensors(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
         write_json(path / f"{STEM}.json", content)
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> "Calibration":
+        """Reads a folder written by `save`."""
         path = Path(folder)
         try:
             content = json.loads((path / f"{STEM}.json").read_text())
-            tensors, _ = _safetensors.load(path / f"{STEM}.safetensors")
+            tensors, _ = read_tensors(path / f"{STEM}.safetensors")
             chosen = {int(k): [int(i) for i in v] for k, v in content["chosen"].items()}
             options = [Option(**option) for option in content["options"]]
             return Calibration(content["kernel"], options, tensors["errors"], chosen)
@@ -113,7 +115,9 @@ class Calibration:
         prices = torch.tensor([option.price for option in self.options])[index].T
         left = self.errors.gather(2, index.unsqueeze(-1)).squeeze(-1).T
         figure = Figure(figsize=(10, 5), layout="constrained")
-        for axis, table, title in zip(figure.subplots(2, 1), (prices, left), ("state, in slots", "error that is left")):
+        for axis, table, title in zip(
+            figure.subplots(2, 1), (prices, left), ("state, in slots", "error that is left"), strict=False
+        ):
             shown = axis.imshow(table.clamp_min(1e-9).log10().numpy(), aspect="auto", cmap="viridis")
             axis.set(title=f"{title} (log10)", xlabel="layer", ylabel="kv head")
             figure.colorbar(shown, ax=axis)
@@ -121,12 +125,12 @@ class Calibration:
 
 
 def hand_out(errors: Tensor, prices: Sequence[int], mean: int) -> list[list[int]]:
-    """The option of each layer and kv head, by greed: the step that removes most error for its price goes first.
+    """Greedy assignment: the step that removes the most error for its price is taken first.
 
     errors: (layers, kv heads, options); prices of the options, rising; mean: the price that a head may cost on average.
     """
     layers, heads, _ = errors.shape
-    best = errors.cummin(-1).values.tolist()  # a dearer option never counts as worse
+    best = errors.cummin(-1).values.tolist()  # a more expensive option never counts as worse
     level = [[0] * heads for _ in range(layers)]
     left = (mean - prices[0]) * layers * heads
     while True:

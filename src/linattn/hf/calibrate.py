@@ -1,10 +1,11 @@
-"""Which heads need how many slots: measured on a text, handed out greedily, kept beside the model."""
+"""Calibration: measures how many slots each head needs and assigns them greedily."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .._functional import attention
+from ..functional.attention import attention
 from ..nearfar import NearFar
 from .budgets import Calibration, Option, hand_out
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
@@ -24,6 +25,12 @@ RECALL_FROM = 0.005  # the part of their layer's output that heads lose without 
 
 # kernel, the kv heads to measure or None for all -> an error for each
 Measure = Callable[[NearFar, Sequence[int] | None], Tensor]
+
+# module, query, key, value, the exact output, the options of the call
+Show = Callable[[Any, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
+
+# By module, so that models can be calibrated side by side.
+_shown_to: WeakKeyDictionary[nn.Module, Show] = WeakKeyDictionary()
 
 
 def calibrate(
@@ -37,19 +44,19 @@ def calibrate(
     save: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Calibration:
-    """Measures which heads need many slots and hands out `mean_slots` per kv head on average.
+    """Measures which heads need many slots and assigns `mean_slots` per kv head on average.
 
-    The text is made to repeat itself, so that heads which copy from far back show; a head may get as many slots as there
-    are tokens, or recall instead where that removes more error for its memory. About twenty forward passes of the text. Its
-    length should be that of the texts to come: how many slots a head needs depends on it.
+    The text is repeated, so that heads which copy from far back show. A head may get as many slots as there are tokens, or
+    recall if that removes more error for its memory. Takes about twenty forward passes. Use a text as long as those to be
+    read later: the number of slots a head needs depends on the length.
 
     Args:
-        model: a model that nothing is attached to.
+        model: a model without an attached kernel.
         input_ids: (1, tokens) of a text.
         kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
-        recall_price: the slots that what a recalling head keeps is counted as; if not given, the memory it takes for a text
-            as long as this. Less gives recall to more heads.
+        recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
+            price gives recall to more heads.
         save: a folder to write the result to; the model's own folder lets `attach` find it.
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
@@ -72,14 +79,16 @@ def calibrate(
     options, errors = [options[i] for i in order], errors[..., order]
     shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
     rows = hand_out(errors, [option.price for option in options], mean_slots)
-    result = Calibration(shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows)))
+    result = Calibration(
+        shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows, strict=False))
+    )
     if save is not None:
         result.save(save)
     return result
 
 
 def repeating(input_ids: Tensor) -> Tensor:
-    """The same number of tokens, of which the second half takes up stretches of the first again."""
+    """A text of the same length whose second half repeats segments of the first."""
     n = input_ids.shape[1]
     a, b, c = n // 10, n * 4 // 10, n * 6 // 10
     return torch.cat([input_ids[:, :c], input_ids[:, a:b], input_ids[:, c : n - (b - a)]], 1)
@@ -92,14 +101,14 @@ def sizes_to_try(largest: int) -> list[int]:
 
 
 def price_of_recall(kernel: NearFar, length: int, dim: int) -> int:
-    """What a head with recall keeps of a text, in slots."""
+    """Memory of a head with recall for a text, in slots."""
     return round(max(0, length - kernel.window) * kernel.recall_bytes(dim, dim) / (4 * (2 * dim + 1)))
 
 
 def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measure) -> Tensor:
     """Errors (kv heads, options) of one layer; options with recall come last.
 
-    Recall is slow to measure, and tried where it may pay: elsewhere it counts as the same slots without it.
+    Recall is slow to measure and is tried only where it may pay off; elsewhere it counts as the same slots without it.
     """
     plain: dict[int, Tensor] = {}
     for slots in sorted({option.slots for option in options}):
@@ -118,14 +127,14 @@ def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measu
 def measure_layers(
     model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Measure], Tensor], progress: bool = False
 ) -> list[Tensor]:
-    """What `visit` returns for every global attention layer, given exact inputs: it gets the layer's index and its errors.
+    """The result of `visit(layer index, errors)` for every global attention layer, given exact inputs.
 
     An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
     in the denominator.
     """
     modules = _measured(model)
     rows: dict[int, Tensor] = {}
-    with tqdm(total=len(modules), desc="layers", disable=not progress) as bar, _probing(model) as probe:
+    with tqdm(total=len(modules), desc="layers", disable=None if progress else True) as bar:
 
         def show(
             module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
@@ -143,8 +152,7 @@ def measure_layers(
             rows[id(module)] = visit(module.layer_idx, measure)
             bar.update()
 
-        probe.append(show)
-        with torch.inference_mode():
+        with _probing(model, show), torch.inference_mode():
             model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
     return [rows[id(module)] for _, module in modules]
 
@@ -183,26 +191,31 @@ def _output_weight(module: Any) -> Tensor | None:
 
 
 @contextmanager
-def _probing(model: PreTrainedModel) -> Iterator[list[Any]]:
-    """Runs the model's attention exactly, and shows each layer's tensors to the functions in the list."""
-    seen: list[Any] = []
+def _probing(model: PreTrainedModel, show: Show) -> Iterator[None]:
+    """Runs the model's attention exactly, and shows each global layer's tensors to a function."""
+    configs = configs_of(model)
+    before = [config._attn_implementation for config in configs]
+    for _, module in _measured(model):
+        _shown_to[module] = show
+    model.set_attn_implementation(_PROBE)
+    try:
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=False):
+            config._attn_implementation_internal = implementation
+        for _, module in _measured(model):
+            _shown_to.pop(module, None)
 
-    def probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+def _probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    if (show := _shown_to.get(module)) is not None:
         given = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if given is None else given
         options = {"is_causal": bool(causal), "scale": kwargs.get("scaling"), "enable_gqa": True}
-        for show in seen if not is_sliding(module) else ():
-            show(module, query, key, value, out.transpose(1, 2), options)
-        return out, weights
+        show(module, query, key, value, out.transpose(1, 2), options)
+    return out, weights
 
-    AttentionInterface.register(_PROBE, probe)
-    AttentionMaskInterface.register(_PROBE, sdpa_mask)
-    configs = configs_of(model)
-    before = [config._attn_implementation for config in configs]
-    model.set_attn_implementation(_PROBE)
-    try:
-        yield seen
-    finally:
-        for config, implementation in zip(configs, before):
-            config._attn_implementation_internal = implementation
+
+AttentionInterface.register(_PROBE, _probe)
+AttentionMaskInterface.register(_PROBE, sdpa_mask)

@@ -1,4 +1,4 @@
-"""How much of a pretrained model is left when its attention is replaced: perplexity and embeddings."""
+"""Accuracy of a pretrained model with replaced attention: perplexity and embeddings."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 from transformers import DynamicCache, PreTrainedModel
 
-from ..kernels import Kernel
+from ..kernels import Kernel, KernelName
 from ..nearfar import NearFar
 from .attach import attach, detach
 from .cache import StateCache
@@ -21,12 +21,12 @@ from .calibrate import Measure, measure_layers
 CHUNK = 1024  # tokens that go through a language model at once
 
 # A kernel, or one for each layer, and its budgets; None is exact.
-Choice = tuple[Kernel | str | Mapping[int, Kernel], Mapping[int, Sequence[int]] | None] | None
+Choice = tuple[Kernel | KernelName | Mapping[int, Kernel], Mapping[int, Sequence[int]] | None] | None
 
 
 @dataclass
 class Reading:
-    """A text read with one kind of attention.
+    """Result of reading a text with one kind of attention.
 
     Attributes:
         log_likelihood: mean over tokens, for a language model.
@@ -43,12 +43,13 @@ class Reading:
 
     @property
     def perplexity(self) -> float:
+        """exp(-log_likelihood)."""
         return math.exp(-self.log_likelihood)
 
 
 @contextmanager
 def using(model: PreTrainedModel, choice: Choice) -> Iterator[None]:
-    """Attached for the time being."""
+    """Context: the model with a kernel attached."""
     if choice is None:
         yield
         return
@@ -83,16 +84,19 @@ def read_encoder(model: PreTrainedModel, ids: Tensor, choice: Choice) -> Reading
 
 
 def cosine(a: Reading, b: Reading) -> float:
+    """Cosine of two embeddings."""
     if a.embedding is None or b.embedding is None:
         raise ValueError("only readings of encoders have embeddings to compare.")
     return float(cosine_similarity(a.embedding, b.embedding, dim=0))
 
 
 def new_cache(model: PreTrainedModel, choice: Choice) -> Any:
+    """A StateCache, or a DynamicCache for exact attention."""
     return DynamicCache(config=model.config) if choice is None else StateCache(model)
 
 
 def cache_bytes(cache: Any) -> int:
+    """Size of a cache in bytes."""
     if isinstance(cache, StateCache):
         return cache.nbytes
     kept = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]

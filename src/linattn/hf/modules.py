@@ -1,4 +1,4 @@
-"""Which modules of a transformers model attend, and which of them linear-time attention can serve."""
+"""Finds the attention modules of a transformers model, and refuses unsupported ones."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def is_sliding(module: Any) -> bool:
 
 
 def refuse_unsupported(name: str, module: Any) -> None:
-    """What a layer does that linear-time attention cannot keep is an error now, not a wrong number later."""
+    """Raises for features of a layer that linear-time attention cannot reproduce."""
     reasons = {
         "a relative position bias (has_relative_attention_bias)": hasattr(module, "has_relative_attention_bias"),
         "capped logits (attn_logit_softcapping)": getattr(module, "attn_logit_softcapping", None) is not None,
@@ -41,6 +41,6 @@ def refuse_unsupported(name: str, module: Any) -> None:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """The configurations that say which attention a model uses, each once."""
+    """The configurations that select a model's attention, each once."""
     found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     return list(found.values())

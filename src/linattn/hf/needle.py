@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .fidelity import CHUNK, Choice, new_cache, using
 
-# What is told, and what has to be said when the first part comes again.
+# Each fact, and its answer when the first part is repeated.
 FACTS = (
     ("The secret code of the old harbour is", " 7 3 9 1 4"),
     ("The name of the lighthouse keeper's dog is", " Bartholomew Quill"),
@@ -23,7 +23,7 @@ FACTS = (
 
 @dataclass
 class Needles:
-    """How well facts were found again, mean over facts.
+    """How well the facts were found, averaged over facts.
 
     Attributes:
         first: share of the answers' tokens that the model ranks first.
@@ -70,8 +70,8 @@ def find_needles(
             logits = model(asked, past_key_values=copy.deepcopy(cache), logits_to_keep=len(wanted) + 1).logits[0]
             predicted.append(logits[:-1].float().log_softmax(-1))
             answers.append(torch.tensor(wanted).unsqueeze(1))
-    found = [row.gather(1, answer) for row, answer in zip(predicted, answers)]
-    ranks = [(row > likelihood).sum(1) + 1 for row, likelihood in zip(predicted, found)]
+    found = [row.gather(1, answer) for row, answer in zip(predicted, answers, strict=False)]
+    ranks = [(row > likelihood).sum(1) + 1 for row, likelihood in zip(predicted, found, strict=False)]
 
     def mean(parts: list[Tensor]) -> float:
         return float(torch.stack([part.float().mean() for part in parts]).mean())

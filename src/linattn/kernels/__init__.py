@@ -1,14 +1,14 @@
-"""Kernels: what the similarity of a query and a key is, and the features it is made of. One family per file."""
+"""Kernels: similarities of queries and keys, and their feature maps. One family per file."""
 
 from .base import Kernel
 from .custom import Custom
-from .elementwise import Elu, Relu
-from .exact import Exact
+from .elementwise import Elu, Identity, Relu
 from .learned import Learned
-from .names import NAMES, resolve
+from .names import NAMES, KernelName, resolve
 from .polynomial import Polynomial
 from .positive import Positive
 from .precondition import Precondition
+from .softmax import Softmax
 from .taylor import Taylor
 from .trig import Trig
 
@@ -16,13 +16,15 @@ __all__ = [
     "NAMES",
     "Custom",
     "Elu",
-    "Exact",
+    "Identity",
     "Kernel",
+    "KernelName",
     "Learned",
     "Polynomial",
     "Positive",
     "Precondition",
     "Relu",
+    "Softmax",
     "Taylor",
     "Trig",
     "resolve",

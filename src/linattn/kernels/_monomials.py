@@ -24,13 +24,15 @@ def table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
 @table.register_fake
 def _(dim: int, degree: int) -> tuple[Tensor, Tensor]:
     products = count(dim, degree)
-    return torch.empty(degree, products, dtype=torch.long), torch.empty(products, dtype=torch.float64)
+    indices = torch.empty(degree, products, dtype=torch.long, device="cpu")
+    return indices, torch.empty(products, dtype=torch.float64, device="cpu")
 
 
 @functools.lru_cache(maxsize=32)
 def _table(dim: int, degree: int) -> tuple[Tensor, Tensor]:
-    indices = torch.tensor(list(combinations_with_replacement(range(dim), degree)), dtype=torch.long).T
-    weights = torch.full((indices.shape[1],), float(math.factorial(degree)), dtype=torch.float64)
+    products = list(combinations_with_replacement(range(dim), degree))
+    indices = torch.tensor(products, dtype=torch.long, device="cpu").T
+    weights = torch.full((indices.shape[1],), float(math.factorial(degree)), dtype=torch.float64, device="cpu")
     run = torch.ones_like(weights)
     for previous, current in pairwise(indices):
         run = torch.where(previous == current, run + 1, 1.0)

@@ -1,6 +1,7 @@
 """Random projections, drawn from a seed of their own so that a kernel is the same on every machine and every run."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +17,18 @@ def draw(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _drawn(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
+    options: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}  # whatever the default device is
     if not orthogonal:
-        return torch.randn(rows, dim, generator=generator, dtype=torch.float64).float()
+        return torch.randn(rows, dim, **options).float()
     blocks = []
     for start in range(0, rows, dim):
-        Q, R = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        Q, R = torch.linalg.qr(torch.randn(dim, dim, **options))
         directions = (Q * R.diagonal().sign()).T  # without the signs Q is not uniform, and the features are biased
-        norms = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+        norms = torch.randn(dim, dim, **options).norm(dim=1, keepdim=True)
         blocks.append((directions * norms)[: rows - start])
     return torch.cat(blocks).float()
 
 
 @draw.register_fake
 def _(rows: int, dim: int, seed: int, orthogonal: bool) -> Tensor:
-    return torch.empty(rows, dim)
+    return torch.empty(rows, dim, dtype=torch.float32, device="cpu")

@@ -1,7 +1,13 @@
-"""What every kernel is: a similarity of queries and keys that factors into features."""
+"""The base class of all kernels: a similarity of queries and keys that factors into features."""
+
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ._constants import ConstantBuffers
+from .native_form import NativeForm
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -10,30 +16,44 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Values can be looked at without breaking a graph, a transform or a device's queue."""
+    """True if values can be read without a graph break, a functorch transform or a device sync."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return all(x.device.type == "cpu" for x in tensors)
+    return all(x.device.type == "cpu" and not isinstance(x, FakeTensor) for x in tensors)
 
 
-class Kernel(nn.Module):
+# Methods that define a feature map: a subclass that overrides one loses the inherited native form.
+_FEATURE_METHODS = (
+    "phi",
+    "query_features",
+    "key_features",
+    "scaled_query_features",
+    "scaled_key_features",
+    "features_for",
+    "native_inputs",
+)
+
+
+class Kernel(ConstantBuffers):
     """A similarity sim(q, k) = phi_q(q) . phi_k(k), so that attention with it is linear in the number of tokens.
 
-    A kernel of your own needs three methods: `query_features`, `key_features` and, where the similarity it stands for
-    is not simply the product of its features, `similarity`. Layout is (..., heads, tokens, dim).
+    A subclass defines `query_features`, `key_features`, `features_for` and, if it approximates another similarity,
+    `similarity`. Layout is (..., heads, tokens, dim).
 
     Attributes:
-        stands_for_softmax: `scale=None` then means 1/sqrt(dim), as in torch; otherwise 1.
-        positive: the similarity is never negative, so that denominators keep their sign.
-        any_dim: it holds no weights of a given dim, and so takes tokens of any.
-        only_parameters: its features depend on nothing but the tokens, its parameters and constants. A kernel that
-            uses other tensors with gradients leaves this False, and is differentiated by torch's own checkpoints.
+        stands_for_softmax: the kernel approximates softmax: `scale=None` means 1/sqrt(dim), as in torch; otherwise 1.
+        positive: the similarity is never negative, so denominators are positive.
+        any_dim: the kernel has no weights that depend on dim and accepts any.
+        only_parameters: the features depend only on the tokens, the parameters and constants. If False (other tensors with
+            gradients are involved), torch's checkpointing differentiates the kernel.
     """
 
     stands_for_softmax: bool = False
     positive: bool = True
     any_dim: bool = False
     only_parameters: bool = False
+    has_features: bool = True  # False: attention with it is not made of sums of features (softmax, near/far)
+    changes: int = 0  # counts attribute assignments, to invalidate cached plans
 
     def __init__(self, dim: int | None = None):
         super().__init__()
@@ -41,7 +61,18 @@ class Kernel(nn.Module):
             raise ValueError(f"{type(self).__name__}: dim must be at least 1, got {dim}.")
         self.dim = dim
 
-    # What a subclass says ------------------------------------------------------------------------------------------
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass that overrides the features without a native form of its own has none."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "native_form" not in own and any(name in own for name in _FEATURE_METHODS):
+            cls.native_form = Kernel.native_form  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__["changes"] = self.changes + 1
+
+    # Overridden by subclasses ------------------------------------------------------------------------------------------
 
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
         """phi_q: (..., tokens, dim) -> (..., tokens, feature_dim)."""
@@ -58,64 +89,85 @@ class Kernel(nn.Module):
         return self.query_features(query, scale=scale) @ self.key_features(key, scale=scale).mT
 
     def features_for(self, dim: int) -> int:
-        """How many features a token of this dim gets."""
+        """Number of features for tokens of this dim."""
         raise NotImplementedError
 
     def features_of(self, x: Tensor) -> int:
-        """How many features these tokens get: `features_for` their dim, asked in their dtype and on their device."""
+        """Number of features for these tokens; like `features_for`, but evaluated in their dtype and on their device."""
         return self.features_for(x.shape[-1])
 
     def projection_flops(self, dim: int) -> int:
-        """FLOPs of the matrix products that make the features of one token."""
+        """FLOPs of the matrix products that compute the features of one token."""
         return 0
 
-    # What the sums use ---------------------------------------------------------------------------------------------
+    # Used by the engines ---------------------------------------------------------------------------------------------
 
     def scaled_query_features(self, query: Tensor, *, scale: float | None = None) -> tuple[Tensor, Tensor | None]:
-        """Features of moderate size and the logarithm (..., tokens) of the factor left out, or None for a factor 1.
+        """Features in a safe range and the logarithm (..., tokens) of the factor taken out, or None for a factor of 1.
 
-        Exponential kernels override this pair instead of `query_features` and `key_features`: their features then
-        never overflow, whatever the norms.
+        Exponential kernels override these two methods instead of `query_features` and `key_features`, so that their
+        features never overflow.
         """
         return self.query_features(query, scale=scale), None
 
     def scaled_key_features(self, key: Tensor, *, scale: float | None = None) -> tuple[Tensor, Tensor | None]:
+        """As `scaled_query_features`, for keys."""
         return self.key_features(key, scale=scale), None
 
-    # What is the same for all --------------------------------------------------------------------------------------
+    # Used by the native engine ------------------------------------------------------------------------------------
+
+    def native_form(self, dim: int, scale: float | None) -> NativeForm | None:
+        """Description of the feature map for the native engine; None: torch computes the features, only the sums are native."""
+        return None
+
+    def native_inputs(self, x: Tensor, scale: float | None, *, is_key: bool) -> tuple[Tensor, Tensor | None]:
+        """Preprocessing in torch if the native form is `prepared`: the transformed tokens, and the log-weight (..., tokens) of
+        the keys that the map leaves out."""
+        return x, None
+
+    @property
+    def log_weighted(self) -> bool:
+        """Whether features come with a log-weight, so that exponentials never overflow."""
+        return type(self).scaled_key_features is not Kernel.scaled_key_features
+
+    # Common to all kernels --------------------------------------------------------------------------------------
 
     @property
     def feature_dim(self) -> int:
-        """Features per token. Kernels that take tokens of any dim know it once they have seen one, or by `dim=`."""
+        """Features per token. Kernels for any dim know it from `dim=` or from the first tokens they saw."""
         if self.dim is None:
             name = type(self).__name__
             raise ValueError(f"{name} takes tokens of any dim: pass {name}(..., dim=) or ask features_for(dim).")
         return self.features_for(self.dim)
 
     def default_scale(self, dim: int) -> float:
+        """The factor of q.k for `scale=None`."""
         return dim**-0.5 if self.stands_for_softmax else 1.0
 
     def logit_scale(self, dim: int, scale: float | None) -> float:
-        """The number that multiplies q.k: the given scale, or the default for this kind of kernel."""
+        """The factor of q.k: `scale`, or the kernel's default."""
         return self.default_scale(dim) if scale is None else scale
 
-    def signature(self, scale: float | None = None) -> str:
-        """Names the kernel in a State, so that a state of another kernel is refused."""
+    def signature(self, scale: float | None = None, dim: int | None = None) -> str:
+        """Identifies the kernel in a State, so that states of other kernels are refused.
+
+        dim: of the tokens, for kernels whose features have the same shape for any dim.
+        """
         text = f"{type(self).__name__}({self.extra_repr()})"
         return text if scale is None else f"{text} scale={scale:g}"
 
-    def _widen(self, x: Tensor) -> Tensor:
-        """Notes or checks the dim, and leaves half precision behind: sums and features are float32 at least."""
+    def widen(self, x: Tensor) -> Tensor:
+        """Checks the dim and widens half precision: features and sums are at least float32."""
         self.check_dim(x.shape[-1])
         return x.to(compute_dtype(x.dtype))
 
     def check_dim(self, dim: int) -> None:
-        """Refuses tokens of a dim that the weights are not made for; kernels of any dim remember the last they saw."""
+        """Refuses tokens of a dim that the weights do not fit."""
         if self.dim == dim:
             return
         if self.any_dim:
-            if not torch.compiler.is_compiling():  # a compiled graph may not change an attribute
-                self.dim = dim
+            if self.dim is None and not torch.compiler.is_compiling():  # a compiled graph may not change an attribute
+                self.__dict__["dim"] = dim  # for `feature_dim`; nothing else depends on it
             return
         name = type(self).__name__
         raise ValueError(
@@ -124,6 +176,6 @@ class Kernel(nn.Module):
 
 
 def softmax_similarity(kernel: Kernel, query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    """exp(scale q.k): what the softmax kernels stand for."""
-    query, key = kernel._widen(query), kernel._widen(key)
+    """exp(scale q.k), which the softmax kernels approximate."""
+    query, key = kernel.widen(query), kernel.widen(key)
     return (query @ key.mT * kernel.logit_scale(query.shape[-1], scale)).exp()

@@ -1,4 +1,4 @@
-"""The user's own feature map."""
+"""User-defined feature maps."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from .base import Kernel, is_plain
 
 
 class Custom(Kernel):
-    """sim(q, k) = phi_q(q) . phi_k(k) for two functions of yours, (..., tokens, dim) -> (..., tokens, features).
+    """sim(q, k) = phi_q(q) . phi_k(k) for user-defined functions (..., tokens, dim) -> (..., tokens, features).
 
     >>> import torch, linattn
     >>> kernel = linattn.kernels.Custom(torch.nn.functional.softplus)
@@ -21,7 +21,7 @@ class Custom(Kernel):
     Args:
         phi_q: features of the queries; an nn.Module is registered, so its weights are trained and saved.
         phi_k: features of the keys; by default phi_q.
-        positive: features must not be negative, and an error says so if they are. False allows any sign.
+        positive: negative features raise an error. False allows any sign.
         dim: of queries and keys, if known beforehand.
     """
 
@@ -50,7 +50,7 @@ class Custom(Kernel):
         if x.shape[-1] in self._counts:
             return self._counts[x.shape[-1]]
         with torch.no_grad():
-            count = self.phi_k(self._widen(x.new_zeros(1, 1, 1, x.shape[-1]))).shape[-1]
+            count = self.phi_k(self.widen(x.new_zeros(1, 1, 1, x.shape[-1]))).shape[-1]
         if not torch.compiler.is_compiling():
             self._counts[x.shape[-1]] = count
         return count
@@ -62,7 +62,7 @@ class Custom(Kernel):
         return self._apply_phi("phi_k", self.phi_k, key, scale)
 
     def _apply_phi(self, name: str, phi: Callable[[Tensor], Tensor], x: Tensor, scale: float | None) -> Tensor:
-        x = self._widen(x)
+        x = self.widen(x)
         features = phi(x if scale is None else x * math.sqrt(scale))
         if features.shape[:-1] != x.shape[:-1]:
             raise ValueError(
@@ -75,6 +75,10 @@ class Custom(Kernel):
                 "Make it positive, or pass Custom(..., positive=False) if that is meant."
             )
         return features
+
+    def signature(self, scale: float | None = None, dim: int | None = None) -> str:
+        text = super().signature(scale)
+        return text if dim is None else f"{text} dim={dim}"
 
     def extra_repr(self) -> str:
         return f"phi_q={_name(self.phi_q)}, phi_k={_name(self.phi_k)}, positive={self.positive}"

@@ -1,4 +1,4 @@
-"""A trainable feature map that starts as a sensible fixed one."""
+"""A trainable feature map, initialised near the identity."""
 
 import math
 
@@ -63,7 +63,7 @@ class Learned(Kernel):
         return self._map(key, self.key_map, scale)
 
     def _map(self, x: Tensor, weight: Tensor, scale: float | None) -> Tensor:
-        x = self._widen(x)
+        x = self.widen(x)
         if scale is not None:
             x = x * math.sqrt(scale)
         if weight.dim() == 3 and (x.dim() < 3 or x.shape[-3] != weight.shape[0]):

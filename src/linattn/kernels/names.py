@@ -1,44 +1,85 @@
-"""The one table of names, so that `kernel="positive"` means a default kernel with a fixed seed."""
+"""The table of kernel names: `kernel="positive"` is a default kernel with a fixed seed."""
 
+import difflib
 from collections.abc import Callable
+from importlib import import_module
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .base import Kernel
-from .elementwise import Elu, Relu
-from .exact import Exact
-from .nearfar import NearFar
+from .elementwise import Elu, Identity, Relu
 from .polynomial import Polynomial
 from .positive import Positive
+from .softmax import Softmax
 from .taylor import Taylor
 from .trig import Trig
 
+
+def _nearfar(dim: int) -> Kernel:
+    """Imported at first use: near/far is a higher layer than the kernels."""
+    made: Kernel = import_module("linattn.nearfar").NearFar(dim=dim)
+    return made
+
+
+KernelName = Literal["softmax", "nearfar", "positive", "trig", "polynomial", "taylor", "elu", "relu", "identity"]
+
 NAMES: dict[str, Callable[[int], Kernel]] = {
-    "softmax": lambda dim: NearFar(dim=dim),
-    "exact": lambda dim: Exact(dim),
+    "softmax": lambda dim: Softmax(dim),
+    "nearfar": _nearfar,
     "positive": lambda dim: Positive(dim),
     "trig": lambda dim: Trig(dim),
-    "trig-plain": lambda dim: Trig(dim, normalize=False),
     "polynomial": lambda dim: Polynomial(dim=dim),
     "taylor": lambda dim: Taylor(dim=dim),
     "elu": lambda dim: Elu(dim),
     "relu": lambda dim: Relu(dim),
+    "identity": lambda dim: Identity(dim),
 }
+assert tuple(NAMES) == get_args(KernelName)
+
+# Other names in use, for suggestions in error messages.
+_ALIASES = {"exact": "softmax", "sdpa": "softmax", "near/far": "nearfar", "favor+": "positive", "linear": "identity"}
 
 
-_built: dict[tuple[str, int, torch.device], Kernel] = {}
-
-
-def resolve(kernel: "Kernel | str", dim: int, device: torch.device) -> Kernel:
-    """The kernel itself, or the default of that name for this dim: the same object every time."""
+def resolve(kernel: Kernel | KernelName, dim: int, device: torch.device) -> Kernel:
+    """The kernel itself, or a new default one of that name for this dim."""
     if isinstance(kernel, Kernel):
         return kernel
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel must be a Kernel or a name, got {type(kernel).__name__}; names: {', '.join(NAMES)}.")
-    if kernel not in NAMES:
-        raise ValueError(f"unknown kernel {kernel!r}; names: {', '.join(NAMES)}.")
-    if torch.compiler.is_compiling():
-        return NAMES[kernel](dim).to(device)
-    if (kernel, dim, device) not in _built:
-        _built[kernel, dim, device] = NAMES[kernel](dim).to(device)
-    return _built[kernel, dim, device]
+    return _maker(kernel)(dim).to(device)
+
+
+def constant(kernel: Kernel | KernelName, query: Tensor) -> Kernel:
+    """The kernel itself, or the default kernel of that name, cached by dim and device.
+
+    Cached kernels are not handed out to callers, so no module or mode can change them.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    make, dim, device = _maker(kernel), query.shape[-1], query.device
+    if torch.compiler.is_compiling() or isinstance(query, FakeTensor):
+        return make(dim).to(device)
+    found = CONSTANTS.get((kernel, dim, device))
+    if found is None:
+        # Modes of the caller (inference mode, fake tensors, vmap, a default device) must not affect the cached kernel.
+        with _disable_current_modes(), torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.device("cpu"):
+            found = CONSTANTS[kernel, dim, device] = make(dim).requires_grad_(False).to(device)
+    return found
+
+
+# Default kernels by name, dim and device.
+CONSTANTS: dict[tuple[str, int, torch.device], Kernel] = {}
+
+
+def _maker(name: object) -> Callable[[int], Kernel]:
+    if not isinstance(name, str):
+        raise TypeError(f"kernel must be a Kernel or a name, got {type(name).__name__}; names: {', '.join(NAMES)}.")
+    if name not in NAMES:
+        close = (
+            [_ALIASES[name.lower()]] if name.lower() in _ALIASES else difflib.get_close_matches(name.lower(), NAMES, 1)
+        )
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown kernel {name!r}; names: {', '.join(NAMES)}.{meant}")
+    return NAMES[name]

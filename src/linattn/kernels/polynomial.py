@@ -8,6 +8,7 @@ from torch import Tensor
 from . import _monomials
 from ._sketch import TensorSketch
 from .base import Kernel
+from .native_form import FeatureMap, NativeForm
 
 WIDEST = 65536
 
@@ -62,11 +63,11 @@ class Polynomial(Kernel):
         return _monomials.count(dim + (self.offset > 0), self.degree)
 
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
-        query, key = self._widen(query), self._widen(key)
+        query, key = self.widen(query), self.widen(key)
         return (query @ key.mT * self.logit_scale(query.shape[-1], scale) + self.offset).pow(self.degree)
 
     def query_features(self, query: Tensor, *, scale: float | None = None) -> Tensor:
-        x = self._widen(query)
+        x = self.widen(query)
         x = x * math.sqrt(self.logit_scale(x.shape[-1], scale))
         if self.offset > 0:
             x = torch.cat([torch.full_like(x[..., :1], math.sqrt(self.offset)), x], -1)
@@ -82,6 +83,13 @@ class Polynomial(Kernel):
 
     def key_features(self, key: Tensor, *, scale: float | None = None) -> Tensor:
         return self.query_features(key, scale=scale)
+
+    def native_form(self, dim: int, scale: float | None) -> NativeForm | None:
+        if self.degree != 2 or self.sketch is not None:
+            return None
+        root, c = math.sqrt(self.logit_scale(dim, scale)), self.offset
+        low, high = (c, math.sqrt(2 * c)), (1.0, math.sqrt(2))
+        return NativeForm(FeatureMap.QUADRATIC, self.features_for(dim), input_scale=root, low=low, high=high)
 
     def extra_repr(self) -> str:
         text = f"degree={self.degree}, offset={self.offset:g}"

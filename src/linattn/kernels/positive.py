@@ -7,7 +7,10 @@ from torch import Tensor
 
 from ._projection import draw
 from .base import Kernel, softmax_similarity
+from .native_form import FeatureMap, NativeForm
 from .precondition import Precondition, prepare_key, prepare_query
+
+LOG2E = 1 / math.log(2)
 
 
 class Positive(Kernel):
@@ -90,6 +93,30 @@ class Positive(Kernel):
         constant = x.shape[-1] / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
         weight = top.squeeze(-1) - x.square().sum(-1) / 2 + constant
         return (logits - top).exp(), weight if log_weight is None else weight + log_weight
+
+    def native_form(self, dim: int, scale: float | None) -> NativeForm:
+        prepared = self.precondition is not None
+        root = 1.0 if prepared else math.sqrt(self.logit_scale(dim, scale))
+        projection = self.projection.detach().double()
+        bias = self.exponent * projection.square().sum(-1) * LOG2E if self.exponent else None
+        projection = projection * math.sqrt(1 - 4 * self.exponent) * (root * LOG2E)
+        if self.hyperbolic:
+            projection = torch.cat([projection, -projection])
+            bias = None if bias is None else torch.cat([bias, bias])
+        constant = dim / 4 * math.log1p(-4 * self.exponent) - math.log(self.features) / 2
+        return NativeForm(
+            FeatureMap.EXP,
+            self.features,
+            log_weighted=True,
+            norm_factor=-0.5 * root**2 * LOG2E,
+            log2_constant=constant * LOG2E,
+            projection=projection,
+            bias=bias,
+            prepared=prepared,
+        )
+
+    def native_inputs(self, x: Tensor, scale: float | None, *, is_key: bool) -> tuple[Tensor, Tensor | None]:
+        return (prepare_key if is_key else prepare_query)(self, x, scale, self.precondition)
 
     def extra_repr(self) -> str:
         parts = [f"dim={self.dim}, features={self.features}, orthogonal={self.orthogonal}"]

@@ -1,23 +1,23 @@
-"""Exact, free variance reduction for kernels that stand for softmax.
+"""Exact variance reduction for kernels that approximate softmax.
 
-exp(x.y) is left alone by three changes of the vectors, and features of the changed vectors vary less:
-one vector may be taken off all keys (it returns as a factor per query), one off all queries (a factor per key),
-and x A^-T, y A have the products of x, y for every invertible A.
+Three transformations leave exp(x.y) unchanged and reduce the variance of its features: subtracting one vector from all keys
+(a factor per query), one from all queries (a factor per key), and x A^-T, y A for an invertible A.
 """
 
 import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ._constants import ConstantBuffers
 from .base import Kernel, compute_dtype
 
 
-class Precondition(nn.Module):
+class Precondition(ConstantBuffers):
     """Centres queries and keys and balances their covariances, from statistics given beforehand.
 
-    The statistics are constants: nothing is read off the sequence itself, so causal stays causal.
+    The statistics are constants, independent of the sequence, so causality is preserved.
 
     >>> import torch, linattn
     >>> q, k = torch.randn(1, 2, 256, 16) + 2, torch.randn(1, 2, 256, 16) - 1
@@ -117,7 +117,7 @@ def prepare_key(
 def _prepare(
     kernel: Kernel, x: Tensor, scale: float | None, change: Callable[[Tensor], tuple[Tensor, Tensor]] | None
 ) -> tuple[Tensor, Tensor | None]:
-    x = kernel._widen(x)
+    x = kernel.widen(x)
     root = math.sqrt(kernel.logit_scale(x.shape[-1], scale))
     if change is None:
         return x * root, None

@@ -1,4 +1,4 @@
-"""The exponential's Taylor polynomial in place of the exponential."""
+"""The Taylor polynomial of the exponential."""
 
 import math
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import _monomials
 from .base import Kernel
+from .native_form import FeatureMap, NativeForm
 from .precondition import Precondition, prepare_key, prepare_query
 
 
@@ -40,6 +41,10 @@ class Taylor(Kernel):
     def features_for(self, dim: int) -> int:
         return sum(_monomials.count(dim, degree) for degree in range(self.order + 1))
 
+    @property
+    def log_weighted(self) -> bool:
+        return self.precondition is not None
+
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
         x, query_weight = prepare_query(self, query, scale, self.precondition)
         y, key_weight = prepare_key(self, key, scale, self.precondition)
@@ -60,6 +65,18 @@ class Taylor(Kernel):
     def _powers(self, x: Tensor) -> Tensor:
         orders = range(self.order + 1)
         return torch.cat([_monomials.monomials(x, n) / math.sqrt(math.factorial(n)) for n in orders], -1)
+
+    def native_form(self, dim: int, scale: float | None) -> NativeForm | None:
+        if self.order != 2:
+            return None
+        prepared = self.precondition is not None
+        root = 1.0 if prepared else math.sqrt(self.logit_scale(dim, scale))
+        low, high = (1.0, 1.0), (math.sqrt(0.5), 1.0)
+        features = self.features_for(dim)
+        return NativeForm(FeatureMap.QUADRATIC, features, input_scale=root, low=low, high=high, prepared=prepared)
+
+    def native_inputs(self, x: Tensor, scale: float | None, *, is_key: bool) -> tuple[Tensor, Tensor | None]:
+        return (prepare_key if is_key else prepare_query)(self, x, scale, self.precondition)
 
     def extra_repr(self) -> str:
         return f"order={self.order}"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ._projection import draw
 from .base import Kernel, softmax_similarity
+from .native_form import FeatureMap, NativeForm
 from .precondition import Precondition, prepare_key, prepare_query
 
 
@@ -71,12 +72,11 @@ class Trig(Kernel):
         self.precondition = precondition
         self.register_buffer("projection", draw(features, dim, seed, orthogonal))
         self.projection: Tensor  # (r, dim), standard normal: divided by sigma where it is used
-        log_temperature = torch.tensor(math.log(temperature))
         self.log_temperature: Tensor
         if learn_temperature:
-            self.log_temperature = nn.Parameter(log_temperature)
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
         else:
-            self.register_buffer("log_temperature", log_temperature)
+            self.register_buffer("log_temperature", torch.tensor(math.log(temperature), device="cpu"))
 
     def features_for(self, dim: int) -> int:
         return 2 * self.features
@@ -86,6 +86,7 @@ class Trig(Kernel):
 
     @property
     def temperature(self) -> Tensor:
+        """sigma^2 of the normalised form."""
         return self.log_temperature.exp()
 
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
@@ -106,7 +107,7 @@ class Trig(Kernel):
 
     def _unit(self, x: Tensor, scale: float | None) -> Tensor:
         """x / (|x| sigma); a given scale multiplies the logit by its ratio to the default."""
-        x = self._widen(x)
+        x = self.widen(x)
         gain = 1.0 if scale is None else math.sqrt(scale / self.default_scale(x.shape[-1]))
         return nn.functional.normalize(x, dim=-1) * (gain * (-self.log_temperature / 2).exp()).to(x.dtype)
 
@@ -115,6 +116,22 @@ class Trig(Kernel):
         features = torch.cat([angles.sin(), angles.cos()], -1) / math.sqrt(self.features)
         norm = x.square().sum(-1) / 2  # exp(x.y) = exp(|x|^2/2) exp(-|x-y|^2/2) exp(|y|^2/2)
         return features, norm if log_weight is None else norm + log_weight
+
+    def native_form(self, dim: int, scale: float | None) -> NativeForm:
+        return NativeForm(
+            FeatureMap.TRIG,
+            2 * self.features,
+            log_weighted=True,
+            norm_factor=0.5 / math.log(2),
+            input_scale=1 / math.sqrt(self.features),
+            projection=self.projection.detach().double(),
+            prepared=True,
+        )
+
+    def native_inputs(self, x: Tensor, scale: float | None, *, is_key: bool) -> tuple[Tensor, Tensor | None]:
+        if self.normalize:
+            return self._unit(x, scale), None
+        return (prepare_key if is_key else prepare_query)(self, x, scale, self.precondition)
 
     def extra_repr(self) -> str:
         text = f"dim={self.dim}, features={self.features}, normalize={self.normalize}, seed={self.seed}"

@@ -1,4 +1,4 @@
-"""Measures: how faithful, how costly, how fast."""
+"""Measurements: fidelity, cost, time and memory."""
 
 from .clock import Timing, peak_memory, timing
 from .cost import Cost, cost

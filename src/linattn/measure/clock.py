@@ -1,4 +1,4 @@
-"""Time and peak memory of a call, as a user would see them."""
+"""Time and peak memory of a call."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,7 @@ def timing(call: Callable[[], object], *, seconds: float = 0.3, repeats: int = 3
     start = time.perf_counter()
     call()
     if time.perf_counter() - start > 4 * seconds:
-        repeats = min(repeats, 2)  # a call this long needs no third opinion
+        repeats = min(repeats, 2)  # two repeats are enough for a call this long
     times: list[float] = []
     while len(times) < repeats or (sum(times) < seconds and len(times) < 1000):
         start = time.perf_counter()
@@ -41,7 +41,7 @@ def timing(call: Callable[[], object], *, seconds: float = 0.3, repeats: int = 3
 
 
 def peak_memory(call: Callable[[], object]) -> int | None:
-    """Bytes by which the process grew at most during one call, its result included; None where it cannot be told.
+    """Peak growth of the process during one call in bytes, result included; None where it cannot be measured.
 
     Linux keeps a high-water mark of resident memory that a process may reset; other systems do not.
     """

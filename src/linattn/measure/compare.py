@@ -1,4 +1,4 @@
-"""Kernels beside softmax on this machine: time, memory and error over a range of lengths."""
+"""Kernels next to softmax on this machine: time, memory and error over a range of lengths."""
 
 import dataclasses
 import math
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .._functional import attention
-from ..kernels import Kernel, resolve
+from ..engines import EngineName
+from ..functional.attention import attention
+from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
 from .clock import peak_memory, timing
 from .fidelity import fidelity
@@ -62,11 +63,12 @@ class Comparison:
         return found
 
     def as_dict(self) -> dict[str, object]:
+        """All figures as plain data, for JSON."""
         return {**dataclasses.asdict(self), "summary": self.summary()}
 
 
 def crossover(rows: Sequence[Row]) -> float | None:
-    """The length from which the kernel is faster than softmax for good; None if it is not at the longest.
+    """The length from which the kernel stays faster than softmax; None if it is slower at the longest.
 
     Between two measured lengths the speed-up is taken as a power of the length. A kernel that is faster from the shortest
     length on gets that length: the true crossover is there or below.
@@ -74,7 +76,7 @@ def crossover(rows: Sequence[Row]) -> float | None:
     ordered = sorted(rows, key=lambda row: row.tokens)
     if not ordered or ordered[-1].speedup < 1:
         return None
-    for before, after in zip(reversed(ordered[:-1]), reversed(ordered)):
+    for before, after in zip(reversed(ordered[:-1]), reversed(ordered), strict=False):
         if before.speedup < 1:
             share = -math.log(before.speedup) / (math.log(after.speedup) - math.log(before.speedup))
             return before.tokens * (after.tokens / before.tokens) ** share
@@ -82,7 +84,7 @@ def crossover(rows: Sequence[Row]) -> float | None:
 
 
 def exponent(rows: Sequence[Row]) -> float | None:
-    """p in time ~ tokens^p, fitted to the longer half of the lengths, where constant costs have worn off."""
+    """p in time ~ tokens^p, fitted to the longer half of the lengths, where constant costs no longer matter."""
     ordered = sorted(rows, key=lambda row: row.tokens)
     tail = ordered[len(ordered) // 2 :] if len(ordered) > 3 else ordered
     if len(tail) < 2:
@@ -92,9 +94,9 @@ def exponent(rows: Sequence[Row]) -> float | None:
 
 def compare(
     lengths: Sequence[int],
-    kernels: Sequence[Kernel | str],
+    kernels: Sequence[Kernel | KernelName],
     *,
-    engines: Sequence[str] = ("auto",),
+    engines: Sequence[EngineName] = ("auto",),
     batch: int = 1,
     heads: int = 8,
     dim: int = 64,
@@ -111,14 +113,15 @@ def compare(
     """
     setting = {"batch": batch, "heads": heads, "dim": dim, "causal": is_causal, "backward": backward, "spread": spread}
     result = Comparison(machine(), {**setting, "dtype": "float32", "seed": seed, "lengths": list(lengths)})
-    plan: list[tuple[int, Kernel | str | None, str]] = []
+    plan: list[tuple[int, Kernel | KernelName | None, EngineName]] = []
     for n in lengths:
-        plan.append((n, None, ""))
+        plan.append((n, None, "torch"))
         for one in kernels:
-            plan += [(n, one, engine) for engine in (["torch"] if _only_torch(one, backward) else engines)]
+            usable: Sequence[EngineName] = ["torch"] if _only_torch(one, backward) else engines
+            plan += [(n, one, engine) for engine in usable]
     labels = progress([f"{_label(kernel)} {n}" for n, kernel, _ in plan])
     inputs: list[Tensor] = []
-    for (n, kernel, engine), _ in zip(plan, labels):
+    for (n, kernel, engine), _ in zip(plan, labels, strict=False):
         if kernel is None:
             generator = torch.Generator().manual_seed(seed)
             inputs = [torch.randn(batch, heads, n, dim, generator=generator) for _ in range(3)]
@@ -133,7 +136,7 @@ def compare(
             continue
         chosen = resolve(kernel, dim, inputs[0].device)
 
-        def call(q: Tensor, k: Tensor, v: Tensor, chosen: Kernel = chosen, engine: str = engine) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, chosen: Kernel = chosen, engine: EngineName = engine) -> Tensor:
             return attention(q, k, v, kernel=chosen, is_causal=is_causal, engine=engine)
 
         elapsed, peak = _measure(call, inputs, backward, seconds)
@@ -172,16 +175,16 @@ def _measure(
     return timing(run, seconds=seconds).best, peak_memory(run)
 
 
-def _only_torch(kernel: Kernel | str, backward: bool) -> bool:
+def _only_torch(kernel: Kernel | KernelName, backward: bool) -> bool:
     """Near/far is trained, and recalls, in the torch engine alone."""
     if isinstance(kernel, NearFar):
         return backward or bool(kernel.recall)
-    return kernel == "softmax" and backward
+    return kernel == "nearfar" and backward
 
 
-def _label(kernel: Kernel | str | None) -> str:
+def _label(kernel: Kernel | KernelName | None) -> str:
     if kernel is None:
         return "softmax"
     if isinstance(kernel, str):
-        return "near/far" if kernel == "softmax" else kernel
+        return "near/far" if kernel == "nearfar" else kernel
     return kernel.signature()

@@ -1,10 +1,10 @@
-"""What attention costs by formula: FLOPs of the matrix products, and bytes that must be kept."""
+"""The cost of attention by formula: FLOPs of the matrix products, and bytes of the state."""
 
 from dataclasses import dataclass
 
 import torch
 
-from ..kernels import Exact, Kernel, resolve
+from ..kernels import Kernel, KernelName, Softmax, resolve
 from ..nearfar import NearFar
 
 CHUNK = 64  # the torch engine's
@@ -17,7 +17,7 @@ class Cost:
 
     Attributes:
         flops: of all outputs.
-        state_bytes: what streaming keeps, in float32: constant for linear kernels, growing for softmax.
+        state_bytes: size of the state in float32: constant for linear kernels, growing for softmax.
         feature_dim: r, or None for softmax and near/far.
     """
 
@@ -26,7 +26,7 @@ class Cost:
     feature_dim: int | None
 
 
-def cost(kernel: Kernel | str, tokens: int, dim: int, value_dim: int, is_causal: bool = False) -> Cost:
+def cost(kernel: Kernel | KernelName, tokens: int, dim: int, value_dim: int, is_causal: bool = False) -> Cost:
     """FLOPs and bytes of attention over `tokens` queries and keys.
 
     Linear, non-causal: both projections (4 N D r for random features, nothing for elementwise ones), phi(K)^T [V, 1] and
@@ -37,13 +37,13 @@ def cost(kernel: Kernel | str, tokens: int, dim: int, value_dim: int, is_causal:
     >>> import linattn
     >>> linattn.measure.cost(linattn.kernels.Positive(64, features=256), 16384, 64, 64).flops
     2164260864
-    >>> linattn.measure.cost("exact", 16384, 64, 64).flops
+    >>> linattn.measure.cost("softmax", 16384, 64, 64).flops
     68719476736
     """
     if min(tokens, dim, value_dim) < 0:
         raise ValueError(f"sizes must not be negative, got {tokens} tokens, dim {dim}, value_dim {value_dim}.")
     kernel = resolve(kernel, dim, _CPU)
-    if isinstance(kernel, Exact):
+    if isinstance(kernel, Softmax):
         pairs = tokens * (tokens + 1) // 2 if is_causal else tokens**2
         return Cost(2 * pairs * (dim + value_dim), 4 * tokens * (dim + value_dim), None)
     if isinstance(kernel, NearFar):

@@ -1,4 +1,4 @@
-"""How well a kernel stands in for softmax, always beside the plain average of V, which needs no kernel at all."""
+"""How close a kernel is to softmax, always next to the plain mean of the values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._functional import attention, implied_attention
-from ..kernels import Exact, Kernel, resolve
+from ..functional.attention import attention
+from ..functional.implied_attention import implied_attention
+from ..kernels import Kernel, KernelName, Softmax, resolve
 from ..nearfar import NearFar
-from ..sums import oracle
+from ..ops.linear_attention import reference as oracle
 
 ROWS = 1024  # attention matrices are compared for this many queries at most, the last ones
 
@@ -20,8 +21,8 @@ class Fidelity:
 
     Attributes:
         relative_error: |out - exact| / |exact| in the Frobenius norm.
-        row_l1: mean L1 distance of attention rows from softmax's; 2 is the most there can be between distributions.
-        bad_rows: share of rows that are further from the exact ones than these are long; zeros would be nearer.
+        row_l1: mean L1 distance of attention rows from softmax's; 2 is the maximum between distributions.
+        bad_rows: share of rows whose error exceeds the norm of the exact row; zeros would be closer.
         nonpositive: share of rows whose denominator is not positive.
         baseline: the same for the plain average of the values that a query may see.
     """
@@ -38,7 +39,7 @@ def fidelity(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    kernel: Kernel | str,
+    kernel: Kernel | KernelName,
     is_causal: bool = False,
     *,
     scale: float | None = None,
@@ -54,10 +55,10 @@ def fidelity(
     """
     kernel = resolve(kernel, query.shape[-1], query.device)
     options: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask}
-    exact = attention(query, key, value, kernel="exact", scale=scale, enable_gqa=True, **options)
+    exact = attention(query, key, value, kernel="softmax", scale=scale, enable_gqa=True, **options)
     out = attention(query, key, value, kernel=kernel, scale=scale, enable_gqa=True, **options)
     last = query[..., max(0, query.shape[-2] - ROWS) :, :]
-    softmax_rows = implied_attention(last, key, "exact", scale=scale, **options)
+    softmax_rows = implied_attention(last, key, "softmax", scale=scale, **options)
     if isinstance(kernel, NearFar):  # its slots follow the queries, so it needs all of them
         rows = implied_attention(query, key, kernel, scale=scale, **options)[..., -last.shape[-2] :, :]
     else:
@@ -65,7 +66,7 @@ def fidelity(
     plain = attention(torch.ones_like(query), torch.ones_like(key), value, kernel="relu", enable_gqa=True, **options)
     plain_rows = implied_attention(torch.ones_like(last), torch.ones_like(key), "relu", **options)
     nonpositive = 0.0
-    if not isinstance(kernel, (Exact, NearFar)):
+    if not isinstance(kernel, (Softmax, NearFar)):
         total = oracle.similarities(last, key, kernel, scale=scale, **options).sum(-1)
         nonpositive = (total <= 0).double().mean().item()
     baseline = _compare(plain, exact, plain_rows, softmax_rows, 0.0, None)

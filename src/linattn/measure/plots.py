@@ -1,73 +1,125 @@
-"""Pictures of measurements. Needs matplotlib, which comes with the extra `lab`."""
+"""Pictures of measurements. Needs matplotlib, which comes with the extra `pages`."""
 
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import matplotlib
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from torch import Tensor
 
-from .compare import Comparison
+from .compare import Comparison, Row
 
-COLOURS = [f"C{i}" for i in range(10)]
+COLOURS = [to_hex(f"C{i}") for i in range(10)]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot. colour: None is the colour of text."""
+
+    label: str
+    rows: list[Row]
+    colour: str | None
+    dashed: bool
+
+
+def series(result: Comparison) -> list[Series]:
+    """Softmax, then each kernel in each engine; a kernel keeps its colour, and all engines but the last are dashed."""
+    engines = list(dict.fromkeys(row.engine for row in result.rows))
+    found = [Series("softmax (torch SDPA)", result.softmax, None, False)]
+    for kernel, engine in result.kinds():
+        label = kernel if len(engines) == 1 else f"{kernel}, {engine}"
+        found.append(Series(label, result.of(kernel, engine), colour_of(result, kernel), engine != engines[-1]))
+    return found
+
+
+def colour_of(result: Comparison, kernel: str) -> str:
+    kernels = list(dict.fromkeys(row.kernel for row in result.rows))
+    return COLOURS[kernels.index(kernel) % len(COLOURS)]
+
+
+def measures(result: Comparison) -> dict[str, str]:
+    """Measure -> title, of those that were measured: memory is not on every system."""
+    known = any(row.peak_bytes for row in [*result.softmax, *result.rows])
+    memory = {"memory": "peak extra memory, MiB"} if known else {}
+    return {"time": "time, ms"} | memory | {"speedup": "times faster than softmax"}
 
 
 def growth(result: Comparison) -> Figure:
     """Time, peak memory and speed-up against the number of tokens, on logarithmic axes."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.subplots(1, 3)
-    series: list[tuple[str, Any, str, str]] = [("softmax (torch SDPA)", result.softmax, "#222222", "-")]
-    kernels = list(dict.fromkeys(row.kernel for row in result.rows))
-    engines = list(dict.fromkeys(row.engine for row in result.rows))
-    for kernel, engine in result.kinds():
-        label = kernel if len(engines) == 1 else f"{kernel}, {engine}"
-        dash = "-" if engine == engines[-1] else "--"
-        series.append((label, result.of(kernel, engine), COLOURS[kernels.index(kernel) % len(COLOURS)], dash))
-    for label, rows, colour, dash in series:
-        tokens = [row.tokens for row in rows]
-        style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 3, "label": label}
-        axes[0].plot(tokens, [row.seconds * 1e3 for row in rows], **style)
-        known = [(row.tokens, row.peak_bytes / 2**20) for row in rows if row.peak_bytes]
-        axes[1].plot([n for n, _ in known], [mib for _, mib in known], **style)
-        if rows is not result.softmax:
-            axes[2].plot(tokens, [row.speedup for row in rows], **style)
-    axes[2].axhline(1, color="#222222", linewidth=1)
-    for axis, title in zip(axes, ("time, ms", "peak extra memory, MiB", "times faster than softmax")):
-        axis.set(xscale="log", yscale="log", xlabel="tokens", title=title)
-        axis.grid(True, which="major", alpha=0.3)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(series)), frameon=False
-    )
+    chosen = measures(result)
+    figure = Figure(figsize=(11 * len(chosen) / 3, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(chosen))
+    for axis, measure in zip(axes, chosen, strict=True):
+        _draw_measure(axis, result, measure)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=min(4, len(handles[0])), frameon=False)
     return figure
 
 
-def errors(result: Comparison) -> Figure:
-    """The error of each kernel at the longest length it was measured at, beside the plain average."""
-    measured = [row for row in result.rows if row.relative_error is not None]
-    tokens = max((row.tokens for row in measured), default=0)
-    bars = {row.kernel: row for row in measured if row.tokens == tokens}
-    figure = Figure(figsize=(7, 0.6 + 0.4 * len(bars)), layout="constrained")
-    axis = figure.subplots()
-    heights = [row.relative_error or 0.0 for row in bars.values()]
-    axis.barh(list(bars), heights, color=[COLOURS[i % len(COLOURS)] for i in range(len(bars))])
-    for i, height in enumerate(heights):
-        axis.text(height, i, f" {height:.2g}", va="center")
-    if bars:
-        axis.axvline(next(iter(bars.values())).baseline_error or 0.0, color="#222222", linestyle="--")
-    axis.set(xlabel=f"relative error at {tokens} tokens (dashed: plain average)", xscale="symlog", xlim=(0, None))
-    axis.margins(x=0.15)
-    axis.invert_yaxis()
+def panel(result: Comparison, measure: str) -> Figure:
+    """One measure against the number of tokens, without a legend."""
+    figure = Figure(figsize=(3.6, 3.0), layout="constrained")
+    _draw_measure(figure.subplots(), result, measure)
     return figure
 
 
-def maps(matrices: dict[str, Tensor]) -> Figure:
-    """Attention matrices side by side, each on the colour scale of its own largest weight."""
-    columns = min(4, len(matrices))
-    lines = -(-len(matrices) // columns)
-    figure = Figure(figsize=(2.7 * columns, 2.9 * lines), layout="constrained")
-    for axis, (name, matrix) in zip(figure.subplots(lines, columns, squeeze=False).flat, matrices.items()):
-        weights = matrix.detach().float()
-        image = axis.imshow(weights.clamp_min(0).sqrt().numpy(), cmap="magma", interpolation="nearest", vmin=0)
-        axis.set(title="softmax, exact" if name == "exact" else name, xticks=[], yticks=[])
-        figure.colorbar(image, ax=axis, shrink=0.7).set_label("root of weight", fontsize=7)
-    for axis in figure.axes[: lines * columns]:
-        axis.set_axis_on() if axis.has_data() else axis.set_axis_off()
-    return figure
+def _draw_measure(axis: Any, result: Comparison, measure: str) -> None:
+    ink = matplotlib.rcParams["text.color"]
+    values = []
+    for one in series(result):
+        if measure == "speedup" and one.rows is result.softmax:
+            continue
+        points = [(row.tokens, y) for row in one.rows if (y := _value(row, measure))]
+        values += [y for _, y in points]
+        axis.plot(
+            [n for n, _ in points],
+            [y for _, y in points],
+            color=one.colour or ink,
+            linestyle="--" if one.dashed else "-",
+            marker="o",
+            markersize=3,
+            label=one.label,
+        )
+    if measure == "speedup":
+        axis.axhline(1, color=ink, linewidth=1)
+    axis.set(xscale="log", yscale="log", xlabel="tokens", title=measures(result)[measure])
+    axis.xaxis.set_major_locator(FixedLocator(tick_places([row.tokens for row in result.softmax])))
+    wide = bool(values) and max(values) > 30 * min(values)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=6))
+    for ticks in (axis.xaxis, axis.yaxis):
+        ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.7g}"))
+        ticks.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.grid(True, which="major", alpha=0.3)
+
+
+def _value(row: Row, measure: str) -> float:
+    if measure == "time":
+        return row.seconds * 1e3
+    return row.speedup if measure == "speedup" else (row.peak_bytes or 0) / 2**20
+
+
+def tick_places(lengths: Sequence[int]) -> list[int]:
+    """Every length, or every second, third, .. from the longest on: labels of a logarithmic axis must not touch."""
+    ordered = sorted(set(lengths))
+    for step in range(1, len(ordered) + 1):
+        kept = ordered[::-1][::step][::-1]
+        gaps = [math.log(after / before) for before, after in pairwise(kept)]
+        if not gaps or min(gaps) >= 0.19 * math.log(ordered[-1] / ordered[0]):
+            return kept
+    return ordered
+
+
+def map_png(matrix: Tensor) -> bytes:
+    """An attention matrix as a PNG of one pixel for each weight, the root of it from dark (0) to light (its largest)."""
+    roots = matrix.detach().float().clamp_min(0).sqrt()
+    buffer = io.BytesIO()
+    imsave(buffer, roots.numpy(), cmap="magma", vmin=0, vmax=max(float(roots.max()), 1e-12), format="png")
+    return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""Near/far: softmax kept faithful in linear time, by exact near keys and slots that stand for the far ones."""
+"""Near/far: an approximation of softmax in linear time, by exact near keys and slots that stand for the far ones."""
 
-from ..kernels.nearfar import NearFar
+from .kernel import NearFar
 from .state import NearFarState
 
 __all__ = ["NearFar", "NearFarState"]

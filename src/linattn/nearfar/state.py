@@ -1,64 +1,43 @@
-"""What near/far attention keeps of the tokens seen so far: a bounded number of exact and of pooled ones."""
+"""The state of near/far attention: exact near tokens, pooled far tokens, and statistics of the queries.
 
+Shapes: B batch, H kv heads, G query heads per kv head, D dim, M value dim. Keys are scaled by sqrt(scale) and stored beside
+their values, in one tensor of width E = D + M (an entry).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..sums.state import State
-from .kept import Kept
-
-# Shapes: B batch, H kv heads, G query heads per kv head, D dim, M value dim. Keys are scaled by sqrt(scale) and lie beside
-# their values in one tensor of width E = D + M.
-
-
-@dataclass
-class Memory:
-    """The tensors of some kv heads that have the same number of slots. B is one dimension.
-
-    Attributes:
-        sink: (B, H, sinks, E), the tokens at positions 0, 1, ..
-        near: (B, H, T, E), the last T tokens; the last one stands at position tokens - 1.
-        slots: (B, H, c, E), p-weighted means of the keys and values that a slot stands for.
-        bias: (B, H, c), added to x.k of the slot; 0 for a single key, -inf for an empty slot.
-        moments: (B, H, D + 1, D + 1), sum of [x, 1]' [x, 1] over the sampled queries of all finished blocks.
-        queries: (B, H, G, block / stride, D + 1), [x, 1] of the sampled queries of the unfinished block.
-        kept: the far tokens of heads with recall.
-    """
-
-    sink: Tensor
-    near: Tensor
-    slots: Tensor
-    bias: Tensor
-    moments: Tensor
-    queries: Tensor
-    kept: Kept | None = None
-
-    @staticmethod
-    def empty(like: Tensor, heads: int, groups: int, dim: int, value_dim: int, sinks: int, samples: int) -> "Memory":
-        shape, width = (like.shape[0], heads), dim + value_dim
-        return Memory(
-            sink=like.new_zeros(*shape, sinks, width),
-            near=like.new_zeros(*shape, 0, width),
-            slots=like.new_zeros(*shape, 0, width),
-            bias=like.new_zeros(*shape, 0),
-            moments=like.new_zeros(*shape, dim + 1, dim + 1),
-            queries=like.new_zeros(*shape, groups, samples, dim + 1),
-        )
+from ..kernels.base import compute_dtype
+from ..states.base import State
+from ..states.layout import Spec
+from .far_cache import FarCache
+from .kernel import NearFar
+from .positions import Positions
 
 
-@dataclass
+def _no_tensor() -> None:
+    return None
+
+
+@dataclass(eq=False, repr=False)
 class NearFarState(State):
-    """The memory of a near/far call. Slots of all kv heads lie one after the other, since heads may have different numbers.
+    """The state of a near/far call. Heads may have different numbers of slots, so these lie one head after the other.
 
     Attributes:
-        sink, near, moments, queries: as in `Memory`, for all kv heads.
-        slots, bias: (..., all slots, E) and (..., all slots).
+        sink: (..., H, sinks, E), the first tokens of the sequence.
+        near: (..., H, T, E), the last T tokens.
+        slots: (..., slots of all heads, E), weighted means of the keys and values that were merged.
+        bias: (..., slots of all heads), added to x.k of a slot; 0 for a single key, -inf for an empty slot.
+        moments: (..., H, D + 1, D + 1), sum of [x, 1]' [x, 1] over the sampled queries of all finished blocks.
+        queries: (..., H, G, block / stride, D + 1), [x, 1] of the sampled queries of the unfinished block.
         tokens: (...,), visible keys seen, which is the position of the next one.
-        merged: (...,), keys before this position, sinks aside, are in slots.
-        kept, bounds, place, share: as in `Kept`, for the kv heads with recall alone; None if there are none.
+        merged: (...,), the merge frontier: keys before this position are in slots, except for the sinks.
+        far_entries, far_bounds, far_slot, far_log_share: as in FarCache, for the heads with recall; None without.
     """
 
     sink: Tensor
@@ -69,33 +48,59 @@ class NearFarState(State):
     queries: Tensor
     tokens: Tensor
     merged: Tensor
-    kept: Tensor | None = None
-    bounds: Tensor | None = None
-    place: Tensor | None = None
-    share: Tensor | None = None
-    steps: Any = field(default=None, init=False, repr=False, compare=False)  # native.py: what `near` is a part of
+    far_entries: Tensor | None = field(default_factory=_no_tensor)
+    far_bounds: Tensor | None = field(default_factory=_no_tensor)
+    far_slot: Tensor | None = field(default_factory=_no_tensor)
+    far_log_share: Tensor | None = field(default_factory=_no_tensor)
 
     form: ClassVar[str] = "nearfar"
-    batch_dims: ClassVar[dict[str, int]] = {
-        "sink": 3,
-        "near": 3,
-        "slots": 2,
-        "bias": 1,
-        "moments": 3,
-        "queries": 4,
-        "tokens": 0,
-        "merged": 0,
-        "kept": 3,
-        "bounds": 3,
-        "place": 2,
-        "share": 2,
+    table: ClassVar[dict[str, Spec]] = {
+        "sink": Spec(("H", "sinks", "E")),
+        "near": Spec(("H", "T", "E")),
+        "slots": Spec(("C", "E")),
+        "bias": Spec(("C",), "log"),
+        "moments": Spec(("H", "D1", "D1"), "statistic"),
+        "queries": Spec(("H", "G", "samples", "D1"), "statistic"),
+        "tokens": Spec((), "count"),
+        "merged": Spec((), "count"),
+        "far_entries": Spec(("R", "cells", "E"), "code", optional=True),
+        "far_bounds": Spec(("R", "units", "width"), "code", optional=True),
+        "far_slot": Spec(("R", "cells"), "count", optional=True),
+        "far_log_share": Spec(("R", "cells"), "log", optional=True),
     }
 
-    def drop_last(self, tokens: int) -> "NearFarState":
-        """Without its last tokens, which must still be in the window.
+    @staticmethod
+    def empty(kernel: NearFar, signature: str, query: Tensor, key: Tensor, value: Tensor) -> "NearFarState":
+        """Before the first token of a call with query (B, Hq, L, D), key (B, H, S, D) and value (B, H, S, M)."""
+        B, heads, _, D = query.shape
+        H, E, samples = key.shape[1], D + value.shape[-1], kernel.block // kernel.stride
+        like = query.new_empty(B, dtype=compute_dtype(query.dtype))
+        recalling = sum(blocks > 0 for blocks in kernel.recalls(H))
+        far = _far_fields([FarCache.empty(like, recalling, D, E - D, kernel)] if recalling else [])
+        none = torch.zeros(B, dtype=torch.int64, device=query.device)
+        return NearFarState(
+            signature,
+            sink=like.new_zeros(B, H, kernel.sinks, E),
+            near=like.new_zeros(B, H, 0, E),
+            slots=like.new_zeros(B, 0, E),
+            bias=like.new_zeros(B, 0),
+            moments=like.new_zeros(B, H, D + 1, D + 1),
+            queries=like.new_zeros(B, H, heads // max(1, H), samples, D + 1),
+            tokens=none,
+            merged=none,
+            **far,
+        )
 
-        Inside the current block it is as if they had never been. Farther back the keys that were merged meanwhile stay
-        merged: nothing later than the new end is ever seen, but the window is shorter until it has filled up again.
+    @property
+    def positions(self) -> Positions:
+        """Of a state with one batch dimension."""
+        return Positions(self.tokens.tolist(), self.merged.tolist())
+
+    def drop_last(self, tokens: int) -> "NearFarState":
+        """Without the last tokens, which must still be in the window.
+
+        Inside the current block the result is as if they had never been added. Farther back, keys that were merged since
+        then stay merged: nothing after the new end is visible, but the window is shorter until it has filled up again.
         """
         if tokens < 0:
             raise ValueError(f"drop_last takes a number >= 0, got {tokens}.")
@@ -106,73 +111,133 @@ class NearFarState(State):
         keep = max(0, self.near.shape[-2] - tokens)
         return replace(self, near=self.near[..., :keep, :], tokens=new)
 
-    def split(
-        self, budgets: tuple[int, ...], groups: list[tuple[int, list[int]]], recall: tuple[int, ...] = (), unit: int = 1
-    ) -> list[Memory]:
-        """The memories of groups of kv heads that are treated alike; needs one batch dimension.
+    def _check_sizes(self, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+        if not 2 <= sizes["D1"] <= sizes["E"] + 1:
+            raise ValueError(f"its moments are of dim {sizes['D1'] - 1}, its keys and values of {sizes['E']} numbers.")
+        if "R" in sizes and not {"far_entries", "far_bounds", "far_slot", "far_log_share"} <= set(tensors):
+            raise ValueError("far_entries, far_bounds, far_slot and far_log_share must be given together.")
 
-        recall: blocks that each kv head recalls, of `unit` tokens.
+    def _check_values(self, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+        rows = zip(tensors["tokens"].flatten().tolist(), tensors["merged"].flatten().tolist(), strict=True)
+        for tokens, merged in rows:
+            if merged > tokens:
+                raise ValueError(f"its slots hold the keys before {merged}, but it has seen {tokens}.")
+            if tokens - merged > sizes["T"]:
+                raise ValueError(
+                    f"its {sizes['T']} near tokens are fewer than the {tokens - merged} outside its slots."
+                )
+
+    def _describe(self, sizes: dict[str, int]) -> list[str]:
+        dim = sizes["D1"] - 1
+        return [f"slots={sizes['C']}", f"dim={dim}", f"value_dim={sizes['E'] - dim}"]
+
+    # Groups of heads ------------------------------------------------------------------------------------------------
+
+    def head_groups(self, kernel: NearFar, positions: Positions | None = None) -> "list[HeadGroup]":
+        """Views of the heads that have equal budgets and recall; needs one batch dimension.
+
+        positions: of this state, where they are known already. A compiled graph cannot read them from tensors.
         """
-        shared = (self.sink, self.near, self.moments, self.queries)
+        B, H = self.near.shape[:2]
+        positions, groups = positions or self.positions, kernel.groups(H)
         if len(groups) == 1:
-            B, H = self.near.shape[:2]
-            sink, near, moments, queries = shared
-            slots, bias = self.slots.reshape(B, H, -1, self.slots.shape[-1]), self.bias.reshape(B, H, -1)
-            return [Memory(sink, near, slots, bias, moments, queries, self._kept_of(groups[0][1], recall, unit))]
-        sizes = slots_of(budgets, self.slots.shape[-2])
-        slots, bias = self.slots.split(list(sizes), 1), self.bias.split(list(sizes), 1)
-        parts = []
-        for _, heads in groups:
-            sink, near, moments, queries = (x[:, heads] for x in shared)
-            stacked = torch.stack([slots[h] for h in heads], 1), torch.stack([bias[h] for h in heads], 1)
-            parts.append(Memory(sink, near, *stacked, moments, queries, self._kept_of(heads, recall, unit)))
-        return parts
+            budget, heads = groups[0]
+            used, E = self.slots.shape[1] // max(1, H), self.slots.shape[2]
+            slots, bias = self.slots.reshape(B, H, used, E), self.bias.reshape(B, H, used)
+            cache = self._far_cache(kernel, heads)
+            return [
+                HeadGroup(
+                    heads, budget, positions, self.sink, self.near, slots, bias, self.moments, self.queries, cache
+                )
+            ]
+        sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
+        slots_of, bias_of = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
+        found = []
+        for budget, heads in groups:
+            sink, near, moments, queries = (x[:, heads] for x in (self.sink, self.near, self.moments, self.queries))
+            slots, bias = (torch.stack([part[h] for h in heads], 1) for part in (slots_of, bias_of))
+            cache = self._far_cache(kernel, heads)
+            found.append(HeadGroup(heads, budget, positions, sink, near, slots, bias, moments, queries, cache))
+        return found
 
-    def _kept_of(self, heads: list[int], recall: tuple[int, ...], unit: int) -> Kept | None:
-        recalling = [h for h, k in enumerate(recall) if k > 0]
-        found = [x for x in (self.kept, self.bounds, self.place, self.share) if x is not None]
-        if not found or not heads or heads[0] not in recalling:
+    def _far_cache(self, kernel: NearFar, heads: list[int]) -> FarCache | None:
+        """Of heads that recall alike."""
+        blocks = kernel.recalls(self.near.shape[1])
+        stored = [x for x in (self.far_entries, self.far_bounds, self.far_slot, self.far_log_share) if x is not None]
+        if not stored or not heads or blocks[heads[0]] == 0:
             return None
-        index: Any = [recalling.index(h) for h in heads]
-        if index == list(range(index[0], index[0] + len(index))):  # views: these are as long as the sequence
-            index = slice(index[0], index[0] + len(index))
-        entries, bounds, place, share = (x[:, index] for x in found)
-        return Kept(entries, bounds, place, share, recall[heads[0]], unit)
+        recalling = [h for h, count in enumerate(blocks) if count > 0]
+        rows = [recalling.index(h) for h in heads]
+        # Views where they will do: these tensors are as long as the sequence.
+        contiguous = rows == list(range(rows[0], rows[0] + len(rows)))
+        index = slice(rows[0], rows[0] + len(rows)) if contiguous else rows
+        entries, bounds, slot, log_share = (x[:, index] for x in stored)
+        return FarCache(entries, bounds, slot, log_share, blocks[heads[0]], kernel.recall_unit)
 
     @staticmethod
-    def join(
-        kernel: str, parts: list[Memory], groups: list[tuple[int, list[int]]], tokens: Tensor, merged: Tensor
-    ) -> "NearFarState":
-        """The inverse of `split`."""
-        if len(parts) == 1:
-            part = parts[0]
-            slots, bias = part.slots.flatten(1, 2), part.bias.flatten(1, 2)
-            kept = {} if part.kept is None else _kept([part.kept])
-            return NearFarState(
-                kernel, part.sink, part.near, slots, bias, part.moments, part.queries, tokens, merged, **kept
-            )
-        place = {h: (part, i) for part, (_, heads) in zip(parts, groups) for i, h in enumerate(heads)}
-        ordered = [place[h] for h in range(len(place))]
-        joined = {
-            name: torch.stack([getattr(part, name)[:, i] for part, i in ordered], 1)
-            for name in ("sink", "near", "moments", "queries")
-        }
-        slots = torch.cat([part.slots[:, i] for part, i in ordered], 1)
-        bias = torch.cat([part.bias[:, i] for part, i in ordered], 1)
-        kept = _kept([part.kept.head(i) for part, i in ordered if part.kept is not None])
-        return NearFarState(kernel, slots=slots, bias=bias, tokens=tokens, merged=merged, **joined, **kept)
+    def from_groups(signature: str, groups: "Sequence[HeadGroup]") -> "NearFarState":
+        """The inverse of `head_groups`."""
+        first = groups[0]
+        tokens, merged = (
+            torch.tensor(n, dtype=torch.int64, device=first.near.device)
+            for n in (first.positions.tokens, first.positions.merged)
+        )
+        if len(groups) == 1:
+            shared = {"sink": first.sink, "near": first.near, "moments": first.moments, "queries": first.queries}
+            slots, bias = first.slots.flatten(1, 2), first.bias.flatten(1, 2)
+            caches = [] if first.cache is None else [first.cache]
+        else:
+            owner = {h: (group, i) for group in groups for i, h in enumerate(group.heads)}
+            ordered = [owner[h] for h in range(len(owner))]
+            shared = {
+                name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1)
+                for name in ("sink", "near", "moments", "queries")
+            }
+            slots, bias = (torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in ("slots", "bias"))
+            caches = [group.cache.head(i) for group, i in ordered if group.cache is not None]
+        return NearFarState(
+            signature, slots=slots, bias=bias, tokens=tokens, merged=merged, **shared, **_far_fields(caches)
+        )
 
 
-def _kept(found: list[Kept]) -> dict[str, Tensor]:
-    """What heads with recall keep, as fields of a state."""
-    names = {"kept": "entries", "bounds": "bounds", "place": "place", "share": "share"}
-    parts = {name: [getattr(kept, of) for kept in found] for name, of in names.items()} if found else {}
-    return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in parts.items()}
+@dataclass(frozen=True)
+class HeadGroup:
+    """A view of a NearFarState: the kv heads with equal budgets, whose slots fit into one tensor. B is one dimension.
+
+    Attributes:
+        heads: which kv heads these are.
+        budget: the largest number of slots of each head.
+        slots, bias: (B, H, c, E) and (B, H, c), c <= budget.
+        cache: the far tokens of heads with recall.
+        sink, near, moments, queries: as in NearFarState.
+    """
+
+    heads: list[int]
+    budget: int
+    positions: Positions
+    sink: Tensor
+    near: Tensor
+    slots: Tensor
+    bias: Tensor
+    moments: Tensor
+    queries: Tensor
+    cache: FarCache | None = None
+
+
+def _far_fields(caches: Sequence[FarCache]) -> dict[str, Tensor]:
+    """The fields of a state for the far caches of its heads, in the order of the heads."""
+    fields = {
+        "far_entries": [cache.entries for cache in caches],
+        "far_bounds": [cache.bounds for cache in caches],
+        "far_slot": [cache.slot for cache in caches],
+        "far_log_share": [cache.log_share for cache in caches],
+    }
+    return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in fields.items() if xs}
 
 
 @lru_cache(maxsize=1024)
-def slots_of(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """How many slots each head has: all grow alike, up to their budgets, and `total` together."""
+def slots_per_head(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """How many slots each head has when all have `total` together: they grow alike, up to their budgets."""
     low, high = 0, max(budgets, default=0)
     while low < high:
         middle = (low + high) // 2
@@ -181,3 +246,6 @@ def slots_of(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
         else:
             high = middle
     return tuple(min(m, low) for m in budgets)
+
+
+torch.serialization.add_safe_globals([NearFarState])  # for torch.load(weights_only=True)

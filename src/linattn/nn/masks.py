@@ -1,4 +1,4 @@
-"""torch's masks in the terms of linear attention: padding of keys, and causal or not."""
+"""Translates torch's masks: padding of keys, and causal or not."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def key_mask_of(key_padding_mask: Tensor | None, batch: int, tokens: int) -> Ten
 
 
 def is_causal_mask(attn_mask: Tensor | None, queries: int, keys: int) -> bool:
-    """Whether this mask is the causal one; None is not, and any other has no linear form."""
+    """True for a causal mask, False for None; any other mask is refused."""
     if attn_mask is None:
         return False
     visible = ~attn_mask if attn_mask.dtype == torch.bool else _visible(attn_mask, "attn_mask")

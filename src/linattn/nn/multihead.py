@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .._functional import attention, implied_attention
-from ..kernels import Exact, Kernel, resolve
-from ..sums import State
+from ..functional.attention import attention
+from ..functional.implied_attention import implied_attention
+from ..kernels import Kernel, KernelName, Softmax, resolve
+from ..states import State
 from .masks import is_causal_mask, key_mask_of
 
 
@@ -25,16 +26,16 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     What differs from torch's:
 
-    - weights are the N x N matrix that a linear kernel avoids, so `need_weights` must be asked for (kernel="exact"
-      returns them by default, as torch does);
-    - `is_causal=True` alone makes the mask; an `attn_mask` must be a causal one, any other has no linear form and is refused;
-    - dropout of attention weights has no linear form: in training it must be 0, or an error says so;
-    - `state` and `return_state` go on from earlier calls, as in `linattn.attention`;
-    - a checkpoint of torch's module loads; one of this module holds the kernel's own tensors as well, if it has any.
+    - weights are the N x N matrix that a linear kernel avoids, so `need_weights` defaults to False (kernel="softmax" returns
+      them by default, as torch does);
+    - `is_causal=True` needs no mask; an `attn_mask` must be causal, any other has no linear form and is refused;
+    - dropout of attention weights has no linear form and must be 0 in training;
+    - `state` and `return_state` work as in `linattn.attention`;
+    - checkpoints of torch's module load; those of this module also hold the kernel's tensors, if any.
 
     Args:
         kernel: a Kernel (copied, so that layers do not share weights by accident) or a name.
-        The others are torch's.
+        Other arguments are torch's.
     """
 
     def __init__(
@@ -48,17 +49,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         *,
-        kernel: Kernel | str = "softmax",
+        kernel: Kernel | KernelName = "softmax",
     ):
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
-        self._take(kernel)
+        self.take(kernel)
 
-    def _take(self, kernel: Kernel | str) -> None:
+    def take(self, kernel: Kernel | KernelName) -> None:
         device = self.out_proj.weight.device
         self.kernel = copy.deepcopy(resolve(kernel, self.head_dim, device)).to(device)
         self.kernel.check_dim(self.head_dim)
@@ -66,7 +67,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = False
         self.register_load_state_dict_pre_hook(_keep_kernel)
 
-    def forward(
+    def forward(  # type: ignore[override]  # a state is a third result
         self,
         query: Tensor,
         key: Tensor,
@@ -79,14 +80,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         state: State | None = None,
         return_state: bool = False,
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, State | None]:
         """(out, weights) as torch's, or (out, weights, state) with return_state; layout by `batch_first`, batch optional."""
         if self.dropout > 0 and self.training:
             raise ValueError(
                 f"attention dropout (here {self.dropout}) drops single weights, which a linear kernel never forms: "
                 "set dropout=0 on the module and put dropout on its output instead."
             )
-        need_weights = isinstance(self.kernel, Exact) if need_weights is None else need_weights
+        need_weights = isinstance(self.kernel, Softmax) if need_weights is None else need_weights
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -98,8 +99,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v, key_mask = self._extend(k, v, key_mask)
         options: dict[str, Any] = {"kernel": self.kernel, "is_causal": is_causal, "key_mask": key_mask}
-        result = attention(q, k, v, state=state, return_state=return_state, **options)
-        out, new_state = result if return_state else (result, None)
+        new_state: State | None = None
+        if return_state:
+            out, new_state = attention(q, k, v, state=state, return_state=True, **options)
+        else:
+            out = attention(q, k, v, state=state, **options)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         weights = self._weights(q, k, average_attn_weights, options) if need_weights else None
         if not batched:
@@ -114,7 +118,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return tuple(linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
+        return tuple(linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=False))
 
     def _split_heads(self, x: Tensor) -> Tensor:  # (B, N, heads * D) -> (B, heads, N, D)
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -148,7 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _keep_kernel(module: MultiheadAttention, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint of torch's module knows no kernel: the one that is there stays."""
+    """Keeps the present kernel when a checkpoint of torch's module is loaded."""
     own = {f"{prefix}kernel.{name}": tensor for name, tensor in module.kernel.state_dict().items()}
     if not any(name in state_dict for name in own):
         state_dict.update(own)

@@ -1,16 +1,16 @@
-"""Linear attention in a model that is already there, sharing its weights."""
+"""Replacing the attention of an existing model, with shared weights."""
 
 from collections.abc import Callable
 
 from torch import nn
 
-from ..kernels import Kernel
+from ..kernels import Kernel, KernelName
 from .multihead import MultiheadAttention
 
-Choice = Kernel | str | Callable[[str, nn.MultiheadAttention], Kernel | str | None]
+Choice = Kernel | KernelName | Callable[[str, nn.MultiheadAttention], Kernel | KernelName | None]
 
 
-def swap(model: nn.Module, kernel: Choice = "softmax") -> nn.Module:
+def swap(model: nn.Module, kernel: Choice) -> nn.Module:
     """Replaces every torch.nn.MultiheadAttention inside a model, in place, by one with a kernel and the same weights.
 
     >>> import torch, linattn
@@ -20,28 +20,37 @@ def swap(model: nn.Module, kernel: Choice = "softmax") -> nn.Module:
     True
 
     Args:
-        model: any module; itself returned. If it is a MultiheadAttention, its replacement is returned.
+        model: any module; returned after the change. For a MultiheadAttention, its replacement is returned.
         kernel: a Kernel, of which every layer gets a copy; a name; or a function of a layer's name and module that
             returns one of these, or None to leave the layer as it is.
+
+    Raises:
+        ValueError: a layer has dropout of attention weights, which has no linear form. Nothing is replaced then.
     """
     if type(model) is nn.MultiheadAttention:
         chosen = _chosen(kernel, "", model)
-        return model if chosen is None else swapped(model, chosen)
+        if chosen is None:
+            return model
+        _refuse_dropout("the module", model)
+        return swapped(model, chosen)
     found = [(name, module) for name, module in model.named_modules() if type(module) is nn.MultiheadAttention]
     if not found:
         raise ValueError(f"{type(model).__name__} has no torch.nn.MultiheadAttention to swap.")
-    for name, module in found:
-        chosen = _chosen(kernel, name, module)
-        if chosen is not None:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, swapped(module, chosen))
+    choices = [
+        (name, module, chosen) for name, module in found if (chosen := _chosen(kernel, name, module)) is not None
+    ]
+    for name, module, _ in choices:
+        _refuse_dropout(name, module)
+    for name, module, chosen in choices:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, swapped(module, chosen))
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # nested tensors belong to the softmax path that is no longer there
     return model
 
 
-def swapped(module: nn.MultiheadAttention, kernel: Kernel | str) -> MultiheadAttention:
+def swapped(module: nn.MultiheadAttention, kernel: Kernel | KernelName) -> MultiheadAttention:
     """One module with a kernel, on the parameters of another."""
     new = MultiheadAttention.__new__(MultiheadAttention)
     nn.Module.__init__(new)
@@ -50,9 +59,17 @@ def swapped(module: nn.MultiheadAttention, kernel: Kernel | str) -> MultiheadAtt
     for name, parameter in module._parameters.items():
         new.register_parameter(name, parameter)
     new.out_proj = module.out_proj
-    new._take(kernel)
+    new.take(kernel)
     return new
 
 
-def _chosen(kernel: Choice, name: str, module: nn.MultiheadAttention) -> Kernel | str | None:
+def _refuse_dropout(name: str, module: nn.MultiheadAttention) -> None:
+    if module.dropout > 0:
+        raise ValueError(
+            f"{name} has attention dropout {module.dropout}, which drops single weights that a linear kernel never forms: "
+            "set its dropout to 0.0 before swap, and put dropout on its output instead."
+        )
+
+
+def _chosen(kernel: Choice, name: str, module: nn.MultiheadAttention) -> Kernel | KernelName | None:
     return kernel if isinstance(kernel, (Kernel, str)) else kernel(name, module)

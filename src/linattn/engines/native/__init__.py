@@ -1,36 +1,54 @@
-"""The native engine: C++ for CPUs, fused so that features never leave the cache."""
+"""The native engine: C++ for CPUs, fused so that features never leave the cache.
+
+Together, `shape_refusal` and `tensor_refusal` say whether it serves a call: the first depends on nothing but shapes and
+types, so that plans.py can remember it; the second looks at the tensors of each call.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from ...kernels.base import Kernel
-from .library import MOST_GROUPS, library
+from .ffi import MOST_GROUPS, library
 
-CHECKS_FINITE = True  # the sums and denominators say so by themselves
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def available() -> bool:
     return library.why_not is None
 
 
-def refusal(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Why this call cannot be served, or None. docs/native.md has the same list."""
+def dtype_refusal(dtype: torch.dtype | None) -> str | None:
+    """Why calls in this dtype cannot be served, or None."""
     if library.why_not is not None:
         return library.why_not
-    if query.device.type != "cpu":
-        return f"the tensors are on {query.device}, and it runs on CPUs"
-    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"the tensors are {query.dtype}, and it takes float32, float16 and bfloat16"
-    if value.shape[-1] == 0 or query.shape[1] > MOST_GROUPS * key.shape[1]:
+    if dtype is not None and dtype not in DTYPES:
+        return f"the tensors are {dtype}, and it takes float32, float16 and bfloat16"
+    return None
+
+
+def shape_refusal(query: Sequence[int], key: Sequence[int], value: Sequence[int], dtype: torch.dtype) -> str | None:
+    """Why attention of these shapes (B, heads, tokens, dim) cannot be served, or None."""
+    if value[-1] == 0 or query[1] > MOST_GROUPS * key[1]:
         return f"it takes values of at least one number and at most {MOST_GROUPS} query heads for a kv head"
-    projection = getattr(kernel, "projection", None)
-    if projection is not None and projection.requires_grad:
-        return "the projection wants a gradient, which it does not compute"
-    if not torch.compiler.is_compiling():
-        if torch._C._are_functorch_transforms_active():
-            return "torch.func transforms need torch's own operators"
-        if torch.autograd.forward_ad._current_level >= 0:
-            return "forward-mode differentiation needs torch's own operators"
+    return dtype_refusal(dtype)
+
+
+def tensor_refusal(*tensors: Tensor) -> str | None:
+    """Why a call with these tensors cannot be served, or None."""
+    for x in tensors:
+        if x.device.type != "cpu":
+            return f"the tensors are on {x.device}, and it runs on CPUs"
+    if torch.compiler.is_compiling():
+        return None
+    kinds = sorted({type(x).__name__ for x in tensors if type(x) not in (Tensor, Parameter)})
+    if kinds:
+        return f"the tokens are {', '.join(kinds)}, whose memory only torch's own operators can read"
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms need torch's own operators"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation needs torch's own operators"
     return None
 
 
@@ -44,11 +62,8 @@ def describe() -> str:
 
 
 if available():
-    from . import nearfar
-    from .primitives import absorb, causal, read
-    from .step import step
-    from .whole import whole
+    from .linear import causal, read_state, update_state
 
-    __all__ = ["absorb", "available", "causal", "describe", "nearfar", "read", "refusal", "step", "whole"]
-else:
-    __all__ = ["available", "describe", "refusal"]
+__all__ = ["available", "describe", "dtype_refusal", "shape_refusal", "tensor_refusal"]
+if available():
+    __all__ += ["causal", "read_state", "update_state"]

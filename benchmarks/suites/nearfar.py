@@ -1,0 +1,88 @@
+"""Near/far attention beside torch's own: a causal forward pass by length, one token after a long past, and memory."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import linattn
+from linattn.engines import describe
+from registry import Row, Settings, case
+from timer import seconds
+
+HEADS, DIM, PAST = 8, 64, 16384
+TORCH_UP_TO = 8192  # tokens; beyond, only the native engine is timed
+BARS = {2048: 0.6, 32768: 0.06}  # of SDPA's time
+
+
+def tokens(count: int) -> list[torch.Tensor]:
+    return [torch.randn(1, HEADS, count, DIM) for _ in range(3)]
+
+
+def engines() -> list[str]:
+    return ["native", "torch"] if describe()["native"].startswith("available") else ["torch"]
+
+
+@case("near/far")
+@torch.inference_mode()
+def forward(settings: Settings) -> Iterator[Row]:
+    """Causal forward pass of NearFar(), merging included, as a share of SDPA's time."""
+    kernel = linattn.NearFar()
+    for length in (1024, 2048) if settings.quick else (1024, 2048, 4096, 8192, 16384, 32768):
+        q, k, v = tokens(length)
+        names = [name for name in engines() if name == "native" or length <= TORCH_UP_TO]
+        calls: dict[str, Callable[[], object]] = {
+            name: lambda e=name, q=q, k=k, v=v: linattn.attention(q, k, v, kernel=kernel, is_causal=True, engine=e)
+            for name in names
+        }
+        calls["sdpa"] = lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v, is_causal=True)
+        best = seconds(calls, least=3 if length < 32768 else 1, budget=settings.budget / 3)
+        for name in names:
+            bar = BARS.get(length) if name == "native" else None
+            yield Row(f"causal forward, {name}, N = {length}", best[name] / best["sdpa"], "of SDPA", bar, False)
+
+
+@case("near/far decode")
+@torch.inference_mode()
+def decode(settings: Settings) -> Iterator[Row]:
+    """One token after 2048, averaged over a block so that its merge is part of the figure."""
+    kernel = linattn.NearFar()
+    options = {"kernel": kernel, "is_causal": True, "return_state": True}
+    _, state = linattn.attention(*tokens(2048), **options)
+    block = [[x[:, :, t : t + 1].contiguous() for x in tokens(kernel.block)] for t in range(kernel.block)]
+
+    def one_by_one(engine: str) -> None:
+        now = state
+        for one in block:
+            _, now = linattn.attention(*one, state=now, engine=engine, **options)
+
+    q, k, v = torch.randn(1, HEADS, 1, DIM), *tokens(PAST)[:2]
+    calls: dict[str, Callable[[], object]] = {name: lambda e=name: one_by_one(e) for name in engines()}
+    calls["sdpa"] = lambda: scaled_dot_product_attention(q, k, v)
+    best = seconds(calls, least=20, budget=settings.budget / 3)
+    for name in engines():
+        time = best[name] / kernel.block
+        yield Row(f"one token, {name}", time * 1e6, "microseconds")
+        bar = 1 / 15 if name == engines()[0] else None
+        yield Row(f"one token, {name}, beside SDPA on {PAST} tokens", time / best["sdpa"], "of SDPA", bar, False)
+
+
+@case("near/far memory")
+def memory(settings: Settings) -> Iterator[Row]:
+    """MiB that a call without a causal mask adds to the largest size of a process of its own."""
+    for engine in engines():
+        script = (
+            "import resource, sys, torch, linattn\n"
+            f"q, k, v = (torch.randn(1, {HEADS}, {PAST}, {DIM}) for _ in range(3))\n"
+            "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+            f"options = {{'kernel': 'nearfar', 'engine': {engine!r}}}\n"
+            "with torch.inference_mode():\n"
+            "    linattn.attention(*(x[:, :, :1024] for x in (q, k, v)), **options)\n"
+            "    before = size()\n"
+            "    linattn.attention(q, k, v, **options)\n"
+            "print(size() - before)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        yield Row(f"{PAST} tokens without a causal mask, {engine} engine", float(done.stdout), "MiB", 922.0, False)

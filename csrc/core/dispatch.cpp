@@ -1,0 +1,105 @@
+/// Shared by all subjects: the instruction set in use, torch's parallel loop, work space.
+#include "core/dispatch.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/threads.h"
+
+namespace {
+
+/// Whether this CPU and this library have the instruction set of a level.
+bool supported(int level) {
+#if defined(LINATTN_ONLY_PORTABLE)
+#elif defined(__aarch64__)
+  if (level == 1) return true;
+#elif defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (level == 2) return avx512;
+  if (level == 1) return avx2;
+#endif
+  return level == 0;
+}
+
+std::atomic<int> chosen{-1};
+
+std::atomic<ParallelLoop> torch_loop{nullptr};
+
+/// One thread's work space.
+struct Scratch {
+  float* at = nullptr;
+  int64_t floats = 0;
+  ~Scratch() { std::free(at); }
+};
+
+}  // namespace
+
+/// The level in use; found at the first call.
+int isa_level() {
+  int level = chosen.load(std::memory_order_relaxed);
+  if (level >= 0) return level;
+  for (level = 2; !supported(level);) --level;
+  chosen.store(level, std::memory_order_relaxed);
+  return level;
+}
+
+/// See core/threads.h.
+ParallelLoop parallel_loop() { return torch_loop.load(std::memory_order_relaxed); }
+
+/// See core/scratch.h.
+__attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
+  thread_local Scratch mine;
+  if (mine.floats < floats) {
+    std::free(mine.at);
+    mine.floats = 0;
+    mine.at = static_cast<float*>(std::aligned_alloc(64, size_t((floats * 4 + 127) / 64 * 64)));
+    if (!mine.at) throw std::bad_alloc();
+    mine.floats = floats;
+  }
+  return mine.at;
+}
+
+/// The ABI version, which callers compare with their own.
+EXPORT int64_t linattn_abi_version() { return ABI_VERSION; }
+/// Sets the parallel loop, torch's, that every later call runs on.
+EXPORT void linattn_set_parallel_for(ParallelLoop loop) { torch_loop.store(loop); }
+
+/// The name of the instruction set in use.
+EXPORT const char* linattn_isa() {
+#if defined(__aarch64__)
+  return isa_level() ? "neon" : "portable";
+#else
+  constexpr const char* NAMES[] = {"portable", "avx2", "avx512"};
+  return NAMES[isa_level()];
+#endif
+}
+
+/// Chooses an instruction set by its level (isa_level). Returns whether this CPU has it.
+EXPORT int32_t linattn_set_isa(int32_t level) {
+  const bool has = level >= 0 && level <= 2 && supported(level);
+  if (has) chosen.store(level);
+  return has;
+}
+
+/// A number that changes with any of the bytes [at, at + count): Fletcher sums over 16 lanes of 32 bits.
+EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
+  typedef uint32_t Lanes __attribute__((vector_size(64)));
+  Lanes sum = {}, weighted = {};
+  for (int64_t i = 0; i < count; i += 64) {
+    Lanes word = {};
+    std::memcpy(&word, at + i, size_t(count - i < 64 ? count - i : 64));
+    sum += word;
+    weighted += sum;
+  }
+  uint64_t mixed = uint64_t(count);
+  for (int lane = 0; lane < 16; ++lane) {
+    for (const uint64_t x : {uint64_t(sum[lane]), uint64_t(weighted[lane])}) {
+      mixed = (mixed ^ x) * 0x9E3779B97F4A7C15u;
+      mixed ^= mixed >> 29;
+    }
+  }
+  return mixed;
+}

@@ -1,0 +1,35 @@
+/// The entry points of the decayed sums.
+#include "decay/backward_calls.h"
+
+namespace {
+
+template <class Body>
+int32_t guarded_call(const DecayCall& c, const Body& body) {
+  if (c.batch * c.heads == 0) return OK;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+}  // namespace
+
+EXPORT int64_t linattn_decay_call_size() { return sizeof(DecayCall); }
+
+EXPORT int32_t linattn_decay_forward(const DecayCall* c) {
+  return guarded_call(*c, [&] { return forward_call(*c); });
+}
+/// One token of every head (T = 1, one sequence), with what calls of one shape have in common in `fixed`.
+EXPORT int32_t linattn_decay_decode(const DecayCall* fixed, const void* query, const void* key, const void* value,
+                                    const float* log_decay, const uint8_t* mask, const float* state, float* state_new,
+                                    void* out, int64_t threads) {
+  DecayCall c = *fixed;
+  c.query = query, c.key = key, c.value = value, c.log_decay = log_decay, c.mask = mask;
+  c.state = state, c.state_new = state_new, c.out = out, c.threads = threads;
+  return guarded_call(c, [&] { return decode_call(c); });
+}
+/// Gradients of every input, from the checkpoints of the forward pass.
+EXPORT int32_t linattn_decay_backward(const DecayCall* c) {
+  return guarded_call(*c, [&] { return backward_call(*c); });
+}

@@ -1,0 +1,59 @@
+/// What a caller of the delta rule hands over. The fields are mirrored, in this order, by
+/// src/linattn/engines/native/delta_rule.py.
+///
+/// S <- exp(g_t) S;  S <- S + beta_t k_t (v_t - k_t^T S);  out_t = scale q_t^T S
+#pragma once
+#include <stdint.h>
+
+#include "core/dispatch.h"
+
+/// Shapes: B batch, H state heads, Hq query heads, Hk key heads, Ho = max(Hq, H) output heads, T tokens, D dim, M value
+/// dim, n sequences that lie end to end in each batch entry. Tokens have strides (in elements) over batch, head and token.
+struct DeltaCall {
+  int64_t batch, query_heads, key_heads, heads, tokens, dim, value_dim, sequences, threads;
+  int32_t dtype;      // of query, key, value, out and grad_out
+  int32_t channels;   // log_decay is (B, H, T, D) rather than (B, H, T)
+  int32_t normalize;  // divide queries and keys by sqrt(sum of squares + 1e-6)
+  float scale;
+  const void *query, *key, *value;  // (B, Hq, T, D), (B, Hk, T, D), (B, H, T, M)
+  int64_t query_stride[3], key_stride[3], value_stride[3];
+  const float *beta, *log_decay;  // (B, H, T); log_decay null: nothing decays
+  int64_t beta_stride[3], decay_stride[3];
+  const uint8_t* mask;    // (B, T), 1 = visible; null: all are
+  const int64_t* bounds;  // (n + 1): where sequences begin and end
+  const float* state;     // (B n, H, D, M); null: zeros
+  float* state_new;       // (B n, H, D, M); may be `state` itself for a single token
+  void* out;              // (B, Ho, T, M)
+  int64_t out_stride[3];
+  float* checkpoints;  // (B, H, checkpoint_count, D, M): states inside sequences, for the backward pass; or null
+  // Backward. grad_out has the dtype and shape of out; everything else is contiguous float32.
+  const void* grad_out;
+  int64_t grad_out_stride[3];
+  const float* grad_state_new;  // (B n, H, D, M), or null
+  float* grad_query;            // (parts, B, Ho, T, D)
+  float* grad_key;              // (parts, B, H, T, D)
+  float* grad_value;            // (B, H, T, M)
+  float* grad_beta;             // (parts, B, H, T)
+  float* grad_log_decay;        // (parts, B, H, T) or (parts, B, H, T, D)
+  float* grad_state;            // (B n, H, D, M)
+  int64_t parts;                // into how many the value columns are cut; what each part adds must be summed up
+};
+
+/// Tokens of a chunk, and between two checkpoints.
+constexpr int64_t CHUNK = 64, SEGMENT = 512;
+
+/// Checkpoints of one head in a sequence: the states where its segments start, but for the first.
+inline int64_t checkpoint_count(int64_t tokens) { return tokens > SEGMENT ? (tokens - 1) / SEGMENT : 0; }
+
+/// Value columns [begin, end) of one state head in one sequence.
+struct DeltaPart {
+  int64_t batch, sequence, head, begin, end;
+};
+
+struct DeltaKernels {
+  void (*forward)(const DeltaCall&, const DeltaPart&);
+  void (*backward)(const DeltaCall&, const DeltaPart&, int64_t part);
+  void (*decode)(const DeltaCall&, int64_t first, int64_t count);
+};
+
+DECLARE_KERNELS(DeltaKernels, delta)

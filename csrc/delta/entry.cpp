@@ -1,0 +1,74 @@
+/// The entry points of the delta rule.
+#include "core/threads.h"
+#include "delta/abi.h"
+
+namespace {
+
+/// Columns of values in one of `parts` parts: whole groups of 16.
+int64_t part_bound(int64_t columns, int64_t part, int64_t parts) {
+  const int64_t at = (columns + 15) / 16 * part / parts * 16;
+  return at < columns ? at : columns;
+}
+
+template <class Work>
+int32_t run_parts(const DeltaCall& c, int64_t parts, const Work& work) {
+  try {
+    const int64_t heads = c.batch * c.sequences * c.heads;
+    parallel_for(heads * parts, c.threads, [&](int64_t i) {
+      const int64_t part = i % parts, head = i / parts % c.heads, state = i / parts / c.heads;
+      const int64_t begin = part_bound(c.value_dim, part, parts), end = part_bound(c.value_dim, part + 1, parts);
+      work(DeltaPart{state / c.sequences, state % c.sequences, head, begin, end}, part);
+    });
+    return OK;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+/// Into how many parts the value columns are cut so that every thread has work: each repeats the products of keys and
+/// queries, so none has fewer than 32 columns.
+int64_t useful_parts(const DeltaCall& c) {
+  const int64_t heads = c.batch * c.sequences * c.heads, most = c.value_dim / 32 > 1 ? c.value_dim / 32 : 1;
+  if (heads == 0 || heads >= c.threads) return 1;
+  const int64_t wanted = (c.threads + heads - 1) / heads;
+  return wanted < most ? wanted : most;
+}
+
+}  // namespace
+
+EXPORT int64_t linattn_delta_call_size() { return sizeof(DeltaCall); }
+
+EXPORT int32_t linattn_delta_forward(const DeltaCall* c) {
+  return run_parts(*c, useful_parts(*c), [&](const DeltaPart& part, int64_t) { delta_kernels().forward(*c, part); });
+}
+
+/// How many parts a backward call is cut into: callers make room for the gradients of each.
+EXPORT int64_t linattn_delta_parts(const DeltaCall* c) { return useful_parts(*c); }
+
+EXPORT int32_t linattn_delta_backward(const DeltaCall* c) {
+  return run_parts(*c, c->parts, [&](const DeltaPart& p, int64_t part) { delta_kernels().backward(*c, p, part); });
+}
+
+/// One token for every head of the batch, with everything that stays the same from step to step in `fixed`.
+EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, const void* key, const void* value,
+                                  const float* beta, const float* log_decay, const uint8_t* mask, const float* state,
+                                  float* state_new, void* out, int64_t threads) {
+  DeltaCall c = *fixed;
+  const int64_t bounds[2] = {0, 1};
+  c.bounds = bounds, c.sequences = 1;
+  c.query = query, c.key = key, c.value = value, c.beta = beta, c.log_decay = log_decay, c.mask = mask;
+  c.state = state, c.state_new = state_new, c.out = out;
+  // A thread is worth waking for about 100 KB of state. Heads that lie together go to one thread.
+  const int64_t heads = c.batch * c.heads, worth = heads * c.dim * c.value_dim * 4 / 100000 + 1;
+  const int64_t workers = worth < threads ? worth : threads;
+  const int64_t pieces = workers > 1 && heads > 4 * workers ? 4 * workers : workers;
+  try {
+    parallel_for(pieces, workers, [&](int64_t i) {
+      const int64_t first = heads * i / pieces;
+      delta_kernels().decode(c, first, heads * (i + 1) / pieces - first);
+    });
+    return OK;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}

@@ -1,0 +1,52 @@
+/// The call structures of near/far attention. engines/native/ffi.py mirrors the fields in this order.
+#pragma once
+#include "core/dispatch.h"
+
+/// A prefill or one decoding step. Shapes: B batch, H kv heads, Hq query heads, G query heads of one kv head, L new tokens,
+/// D dim, M value dim, E = D + M: a token's scaled key beside its value. nearfar/state.py describes the parts of a state.
+struct NearFarCall {
+  int64_t batch, heads, kv_heads, tokens, dim, value_dim;
+  int64_t window, sinks, block, stride, threads;
+  int64_t near_tokens, near_tokens_new;  // length of the near field before and after
+  int64_t slots, slots_new;              // of all heads together, empty ones included
+  int32_t dtype;
+  float sqrt_scale;  // square root of the softmax scale: multiplies queries and keys
+  float alpha;
+  int32_t reserved;
+  int64_t step;                     // decode: tokens since `seen`
+  const void *query, *key, *value;  // query: null if only the state is wanted
+  int64_t query_stride[3], key_stride[3], value_stride[3];
+  const uint8_t* mask;                                   // (B, L), 1 = visible
+  const int64_t *seen, *counts, *merged;                 // (B): tokens before, visible new ones, end of the merged keys
+  const int64_t *budgets, *first_slot, *first_slot_new;  // (H): maximum of slots, and the index of a head's first slot
+  const float* sink;                                     // (B, H, sinks, E)
+  const float* near;                                     // (B, H, near_tokens, E)
+  int64_t near_stride[2];
+  const float *slot, *bias;              // (B, slots, E), (B, slots)
+  const float *moments, *query_samples;  // (B, H, D + 1, D + 1), (B, H, G, block / stride, D + 1)
+  float* sink_new;
+  float* near_new;
+  int64_t near_new_stride[2];
+  float *slot_new, *bias_new, *moments_new, *query_samples_new;
+  float* out;  // (B, Hq, L, M), or null
+};
+
+/// Merges `slots` slots into `size`, independently for each of `problems` heads.
+struct MergeCall {
+  int64_t problems, slots, size, dim, value_dim, threads;
+  float alpha;
+  int32_t reserved;
+  const float *slot, *bias;      // (problems, slots, E), (problems, slots); bias -inf for an empty slot
+  const float *anchor, *metric;  // (problems, D), (problems, D, D): mean and covariance of the queries
+  float *slot_new, *bias_new;    // (problems, size, E), (problems, size)
+  int64_t* place;                // (problems, slots): the new index of each slot
+};
+
+/// The kernels of one instruction set, each for one kv head or one merge problem. They return flags (core/abi.h).
+struct NearFarKernels {
+  int32_t (*prefill)(const NearFarCall&, int64_t head);
+  int32_t (*decode)(const NearFarCall&, int64_t head);
+  int32_t (*merge)(const MergeCall&, int64_t problem);
+};
+
+DECLARE_KERNELS(NearFarKernels, nearfar)

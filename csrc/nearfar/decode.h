@@ -1,0 +1,123 @@
+/// One token of near/far attention inside a block: nothing is merged, and the state is read in place.
+#pragma once
+#include "nearfar/prefill.h"
+
+namespace {
+
+/// Consecutive entries (n, E) of a state, and their biases (n) or null.
+struct Span {
+  const float *at, *bias;
+  int64_t n;
+};
+
+/// to (n rounded up to whole vectors): logits of x (row_stride(D)) with the span's keys, MASKED_LOGIT behind the last. x
+/// and the logits are in units of log2.
+void span_logits(const NearFarCall& c, const Span& span, const float* x, float* to) {
+  const int64_t D = c.dim, E = D + c.value_dim, full = D / VL * VL;
+  for (int64_t i = 0; i < span.n; i += VL) {
+    vec dots[VL];
+    UNROLL(16)
+    for (int k = 0; k < VL; ++k) {
+      const float* row = span.at + imin(i + k, span.n - 1) * E;
+      vec a = {};
+      for (int64_t d = 0; d < full; d += VL) a += load(row + d) * load(x + d);
+      if (full < D) a += load_some(row + full, D - full) * load(x + full);
+      dots[k] = a;
+    }
+    vec l = reduce<false>(dots);
+    if (span.bias) l += vmax(load_some(span.bias + i, span.n - i) * LOG2E_F, splat(MASKED_LOGIT));
+    if (i + VL > span.n) l = lanes() < splat(float(span.n - i)) ? l : splat(MASKED_LOGIT);
+    store(to + i, l);
+  }
+}
+
+/// acc += columns [j, j + W VL) of the span's values, weighted (n).
+template <int W>
+INLINE void add_values(const NearFarCall& c, const Span& span, const float* weight, int64_t j, vec (&acc)[W]) {
+  const int64_t E = c.dim + c.value_dim, left = c.value_dim - j;
+  const float* row = span.at + c.dim + j;
+  for (int64_t i = 0; i < span.n; ++i, row += E) {
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) acc[w] += (W == 1 ? load_some(row, left) : load(row + w * VL)) * weight[i];
+  }
+}
+
+/// out: columns [j, j + W VL) of the weighted values of three spans times `factor`. `bad` becomes NaN if one is not finite.
+template <int W>
+INLINE void write_output(const NearFarCall& c, const Span* spans, const float* weights, float factor, int64_t j, float* out,
+                         vec& bad) {
+  vec acc[W] = {};
+  for (int p = 0; p < 3; ++p) {
+    add_values<W>(c, spans[p], weights, j, acc);
+    weights += round_up(spans[p].n, VL);
+  }
+  UNROLL(4)
+  for (int w = 0; w < W; ++w) {
+    acc[w] *= factor;
+    bad += acc[w] * 0.0f;
+    store_some(out + j + w * VL, acc[w], c.value_dim - j - w * VL);
+  }
+}
+
+/// Writes the block's query samples with those of this token, if it is sampled, and the moments, if it ends the block.
+void update_moments(const NearFarCall& c, int64_t head, int64_t position, float* space) {
+  const int64_t D = c.dim, groups = c.heads / c.kv_heads, samples = c.block / c.stride, rows = groups * samples;
+  const int64_t b = head / c.kv_heads, kv = head % c.kv_heads, sample = position % c.block / c.stride;
+  float *row = carve(space, row_stride(D)), *queries = c.query_samples_new + head * rows * (D + 1);
+  copy_row(queries, c.query_samples + head * rows * (D + 1), rows * (D + 1));
+  for (int64_t g = 0; g < groups && position % c.stride == 0; ++g) {
+    load_row(c.dtype, token_ptr(c.dtype, c.query, c.query_stride, b, kv * groups + g, 0), D, c.sqrt_scale, row);
+    copy_row(queries + (g * samples + sample) * (D + 1), row, D);
+    queries[(g * samples + sample) * (D + 1) + D] = 1;
+  }
+  if (!c.moments_new) return;
+  const int64_t size = (D + 1) * (D + 1);
+  if (position % c.block != c.block - 1) return copy_row(c.moments_new + head * size, c.moments + head * size, size);
+  const QueryMoments m(D, rows, space);
+  for (int64_t i = 0; i < rows; ++i) copy_row(m.samples + i * m.ld, queries + i * (D + 1), D + 1);
+  m.load_moments(c.moments + head * size);
+  m.finish_block();
+  m.store_moments(c.moments_new + head * size);
+}
+
+/// One token of one kv head. Its key and value become the last entry of near_new, whose other entries are in place already.
+/// Returns flags.
+int32_t decode(const NearFarCall& c, int64_t head) {
+  const int64_t D = c.dim, M = c.value_dim, E = D + M, b = head / c.kv_heads, kv = head % c.kv_heads;
+  const int64_t groups = c.heads / c.kv_heads, position = c.seen[b] + c.step, start = position - position % c.block;
+  const int64_t low = imax(imax(start - c.window, c.merged[b]), imin(start, c.sinks));
+  const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
+  const int64_t columns = round_up(c.sinks, VL) + round_up(last - first, VL) + round_up(position - low + 1, VL);
+  float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
+  float* entry = near + (c.near_tokens_new - 1) * E;
+  const int64_t moments = c.moments_new ? QueryMoments::floats(D, groups * (c.block / c.stride)) : 0;
+  float* space = scratch(3 * row_stride(D) + row_stride(M) + columns + 2 * VL + moments + 128);
+  float *x = carve(space, row_stride(D)), *row = carve(space, imax(row_stride(D), row_stride(M)));
+  float* weights = carve(space, columns + 2 * VL);
+  load_row(c.dtype, token_ptr(c.dtype, c.key, c.key_stride, b, kv, 0), D, c.sqrt_scale, row);
+  copy_row(entry, row, D);
+  load_row(c.dtype, token_ptr(c.dtype, c.value, c.value_stride, b, kv, 0), M, 1, row);
+  copy_row(entry + D, row, M);
+  const Span spans[3] = {{c.sink + head * c.sinks * E, nullptr, imin(c.sinks, start)},
+                         {c.slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first},
+                         {entry - (position - low) * E, nullptr, position - low + 1}};
+  vec bad = {};
+  for (int64_t g = 0; g < groups; ++g) {
+    const void* query = token_ptr(c.dtype, c.query, c.query_stride, b, kv * groups + g, 0);
+    load_row(c.dtype, query, D, c.sqrt_scale * LOG2E_F, x);
+    float* at = weights;
+    for (const Span& span : spans) {
+      span_logits(c, span, x, at);
+      at += round_up(span.n, VL);
+    }
+    const float factor = softmax(weights, at - weights);
+    float* out = c.out + (b * c.heads + kv * groups + g) * M;
+    int64_t j = 0;
+    for (; j + NR * VL <= M; j += NR * VL) write_output<NR>(c, spans, weights, factor, j, out, bad);
+    for (; j < M; j += VL) write_output<1>(c, spans, weights, factor, j, out, bad);
+  }
+  if (c.query_samples_new) update_moments(c, head, position, space);
+  return sum(bad) == 0 ? OK : NOT_FINITE;
+}
+
+}  // namespace

@@ -1,0 +1,52 @@
+/// The entry points of near/far attention. Each returns flags (core/abi.h).
+#include "core/threads.h"
+#include "nearfar/abi.h"
+
+namespace {
+
+/// Runs kernel(0) .. kernel(count - 1) in parallel and joins their flags; NO_MEMORY where one throws std::bad_alloc.
+template <class Kernel>
+int32_t run_kernels(int64_t count, int64_t threads, const Kernel& kernel) {
+  std::atomic<int32_t> flags{OK};
+  try {
+    parallel_for(count, threads, [&](int64_t i) { flags |= kernel(i); });
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+  return flags;
+}
+
+}  // namespace
+
+/// The sizes of the call structures, which callers compare with their own.
+EXPORT int64_t linattn_nearfar_call_size() { return sizeof(NearFarCall); }
+EXPORT int64_t linattn_nearfar_merge_call_size() { return sizeof(MergeCall); }
+
+/// New tokens, from a state to a state; outputs if c->out is given.
+EXPORT int32_t linattn_nearfar_prefill(const NearFarCall* c) {
+  const NearFarKernels& kernels = nearfar_kernels();
+  return run_kernels(c->batch * c->kv_heads, c->threads, [&](int64_t head) { return kernels.prefill(*c, head); });
+}
+
+/// One token inside a block, `step` after the tokens that shared->seen counts. `shared` holds what the calls of one block
+/// have in common. The token's key and value go behind the `near_tokens` ones of near_new; query_samples_new and
+/// moments_new are null where these do not change.
+EXPORT int32_t linattn_nearfar_decode(const NearFarCall* shared, int64_t step, const void* query, const void* key,
+                                      const void* value, float* near_new, int64_t near_tokens, const float* query_samples,
+                                      float* query_samples_new, float* moments_new, float* out) {
+  NearFarCall c = *shared;
+  c.step = step, c.query = query, c.key = key, c.value = value;
+  c.near_new = near_new, c.near_tokens_new = near_tokens + 1, c.query_samples = query_samples;
+  c.query_samples_new = query_samples_new, c.moments_new = moments_new, c.out = out;
+  const int64_t keys = near_tokens + c.slots / c.kv_heads + c.sinks;
+  const int64_t work = c.batch * c.heads * keys * (c.dim + c.value_dim);
+  const int64_t threads = work > 1000000 ? c.threads : 1;  // waking threads takes longer than a small step
+  const NearFarKernels& kernels = nearfar_kernels();
+  return run_kernels(c.batch * c.kv_heads, threads, [&](int64_t head) { return kernels.decode(c, head); });
+}
+
+/// Merges slots.
+EXPORT int32_t linattn_nearfar_merge(const MergeCall* c) {
+  const NearFarKernels& kernels = nearfar_kernels();
+  return run_kernels(c->problems, c->threads, [&](int64_t i) { return kernels.merge(*c, i); });
+}

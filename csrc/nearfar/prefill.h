@@ -1,0 +1,299 @@
+/// Near/far attention over new tokens of one kv head, block by block at absolute positions. The torch engine has the same
+/// algorithm.
+#pragma once
+#include <initializer_list>
+
+#include "nearfar/query_moments.h"
+#include "nearfar/window.h"
+
+namespace {
+
+/// The sizes of a prefill. Positions count visible tokens.
+struct PrefillShape {
+  int64_t b, kv, groups;
+  int64_t budget;      // most slots
+  int64_t samples;     // sampled queries of a block, for each query head
+  int64_t seen, end;   // positions of the new tokens: [seen, end)
+  int64_t capacity;    // tokens of the window's buffers
+  int64_t far;         // rows of sinks and slots, with room for a block
+  int64_t far_stride;  // columns of the transposed far field
+
+  PrefillShape(const NearFarCall& c, int64_t head)
+      : b(head / c.kv_heads),
+        kv(head % c.kv_heads),
+        groups(c.heads / c.kv_heads),
+        budget(c.budgets[kv]),
+        samples((c.block + c.stride - 1) / c.stride),
+        seen(c.seen[b]),
+        end(seen + c.counts[b]),
+        far(c.sinks + budget + c.block),
+        far_stride(feature_stride(round_up(far, VL))) {
+    const int64_t blocks = imax(1, (end - block_start(c) + c.block - 1) / c.block);
+    capacity = c.window + (1 + imin(SPARE_BLOCKS, blocks)) * c.block;
+  }
+
+  /// The position at which the first token's block starts.
+  int64_t block_start(const NearFarCall& c) const { return seen - seen % c.block; }
+  /// Floats of each part of the work space.
+  int64_t window_floats(const NearFarCall& c) const { return Window::floats(c.dim, c.value_dim, capacity); }
+  int64_t moments_floats(const NearFarCall& c) const { return QueryMoments::floats(c.dim, groups * samples); }
+  int64_t attend_floats(const NearFarCall& c) const {
+    return AttendScratch::floats(c.block, c.dim, c.value_dim, round_up(far, VL), c.window + c.block);
+  }
+  int64_t slots_floats(const NearFarCall& c) const { return far * (row_stride(c.dim) + row_stride(c.value_dim) + 1) + 64; }
+  int64_t floats(const NearFarCall& c) const {
+    return window_floats(c) + moments_floats(c) + attend_floats(c) + 2 * slots_floats(c) +
+           (round_up(c.dim, VL) + 1) * far_stride + MergeScratch::floats(budget + c.block, c.dim) + 2 * c.tokens + 512;
+  }
+};
+
+/// `rows` slots in work space behind the sinks, which have the indices -sinks .. -1.
+Slots carve_slots(const NearFarCall& c, int64_t rows, float*& at) {
+  float* key = carve(at, rows * row_stride(c.dim));
+  float* value = carve(at, rows * row_stride(c.value_dim));
+  return {key + c.sinks * row_stride(c.dim), value + c.sinks * row_stride(c.value_dim), carve(at, rows), 0};
+}
+
+/// The indices of the visible tokens of a batch entry, or null if all are visible.
+int64_t* visible_tokens(const NearFarCall& c, int64_t b, float*& at) {
+  if (!c.mask) return nullptr;
+  int64_t* order = reinterpret_cast<int64_t*>(carve(at, 2 * c.tokens));
+  for (int64_t t = 0, n = 0; t < c.tokens; ++t) {
+    if (c.mask[b * c.tokens + t]) order[n++] = t;
+  }
+  return order;
+}
+
+/// The prefill of one kv head.
+class Prefill {
+ public:
+  Prefill(const NearFarCall& call, int64_t kv_head, const PrefillShape& sizes, float* at)
+      : c(call),
+        head(kv_head),
+        shape(sizes),
+        order(visible_tokens(call, sizes.b, at)),
+        window(call, sizes.capacity, sizes.block_start(call) - call.window - call.block,
+               carve(at, sizes.window_floats(call))),
+        queries(call.dim, sizes.groups * sizes.samples, carve(at, sizes.moments_floats(call))),
+        work(call.block, call.dim, call.value_dim, round_up(sizes.far, VL), call.window + call.block,
+             carve(at, sizes.attend_floats(call))),
+        slots(carve_slots(call, sizes.far, at)),
+        spare(carve_slots(call, sizes.far, at)),
+        far(carve_far(at)),
+        merging(sizes.budget + call.block, call.dim, at) {}
+
+  /// Processes all new tokens. Returns flags.
+  int32_t run() {
+    load_state();
+    int32_t flags = OK;
+    bool changed = true;
+    const int64_t merged = c.merged[shape.b];
+    for (int64_t start = shape.block_start(c); start < shape.end; start += c.block) {
+      const int64_t first = imax(start, shape.seen), last = imin(start + c.block, shape.end);
+      if (start + c.block > window.base + window.rows) window.keep(start - c.window - c.block, c.window + c.block);
+      if (start > shape.seen) queries.clear_samples();
+      load_tokens(first, last);
+      const int64_t leaving = imax(imax(start - c.window - c.block, merged), c.sinks);
+      changed = evict(leaving, start - c.window) || changed || start < c.sinks + c.block;
+      if (c.out) {
+        if (changed) update_far_field(start);
+        changed = false;
+        flags |= write_outputs(imax(imax(start - c.window, merged), imin(start, c.sinks)), first, last);
+      }
+      if (last == start + c.block) queries.finish_block();
+    }
+    store_state();
+    return flags;
+  }
+
+ private:
+  const NearFarCall& c;
+  const int64_t head;
+  const PrefillShape shape;
+  const int64_t* order;  // the call's tokens that are visible, or null for all
+  Window window;
+  QueryMoments queries;
+  AttendScratch work;
+  Slots slots, spare;  // the sinks lie before the slots, in the same rows
+  FarField far;
+  MergeScratch merging;
+
+  /// The far field's buffers.
+  FarField carve_far(float*& at) const {
+    float* key_t = carve(at, round_up(c.dim, VL) * shape.far_stride);
+    return {c.sinks, 0, key_t, carve(at, shape.far_stride), nullptr, shape.far_stride};
+  }
+
+  /// The index in the call of the token at a position.
+  INLINE int64_t token(int64_t position) const { return order ? order[position - shape.seen] : position - shape.seen; }
+
+  /// to (row_stride(D)) = the query at a position times `factor`.
+  void load_query(int64_t group, int64_t position, float factor, float* to) const {
+    const int64_t query_head = shape.kv * shape.groups + group;
+    const void* query = token_ptr(c.dtype, c.query, c.query_stride, shape.b, query_head, token(position));
+    load_row(c.dtype, query, c.dim, factor, to);
+  }
+
+  /// Rows of work space from an entry (E) of a state, padded with 0.
+  void unpack(const float* entry, float* key, float* value) const {
+    load_row(FLOAT32, entry, c.dim, 1, key);
+    load_row(FLOAT32, entry + c.dim, c.value_dim, 1, value);
+  }
+
+  /// An entry (E) of a state from rows of work space.
+  void pack(float* entry, const float* key, const float* value) const {
+    copy_row(entry, key, c.dim);
+    copy_row(entry + c.dim, value, c.value_dim);
+  }
+
+  /// Row i of the slots; sinks have i < 0.
+  float* key_of(const Slots& s, int64_t i) const { return s.key + i * row_stride(c.dim); }
+  float* value_of(const Slots& s, int64_t i) const { return s.value + i * row_stride(c.value_dim); }
+
+  /// Copies the token at a position to its sink.
+  void set_sink(int64_t position) const {
+    for (const Slots& s : {slots, spare}) {
+      copy_row(key_of(s, position - c.sinks), window.key_at(position), row_stride(c.dim));
+      copy_row(value_of(s, position - c.sinks), window.value_at(position), row_stride(c.value_dim));
+    }
+  }
+
+  /// Loads the incoming state.
+  void load_state() {
+    const int64_t E = c.dim + c.value_dim, b = shape.b, kv = shape.kv;
+    for (int64_t i = 0; i < c.sinks; ++i) {
+      const float* entry = c.sink + (head * c.sinks + i) * E;
+      for (const Slots& s : {slots, spare}) unpack(entry, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
+    }
+    const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
+    for (int64_t i = b * c.slots + first; i < b * c.slots + last; ++i) {
+      if (c.bias[i] == -__builtin_inff()) continue;
+      unpack(c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
+      slots.bias[slots.n++] = c.bias[i];
+    }
+    load_near(c.near + b * c.near_stride[0] + kv * c.near_stride[1]);
+    queries.load_moments(c.moments + head * (c.dim + 1) * (c.dim + 1));
+    load_samples(c.query_samples + head * queries.rows * (c.dim + 1));
+  }
+
+  /// Loads the near tokens (near_tokens, E); positions before the first become 0.
+  void load_near(const float* near) const {
+    for (int64_t p = window.base; p < shape.seen; ++p) {
+      const int64_t i = p - (shape.seen - c.near_tokens);
+      if (p < 0 || i < 0) {
+        memset(window.key_at(p), 0, size_t(row_stride(c.dim)) * 4);
+        memset(window.value_at(p), 0, size_t(row_stride(c.value_dim)) * 4);
+      } else {
+        unpack(near + i * (c.dim + c.value_dim), window.key_at(p), window.value_at(p));
+      }
+    }
+    if (shape.seen > window.base && c.out) window.transpose_keys(window.base, shape.seen - window.base);
+  }
+
+  /// Loads the samples (groups, samples, D + 1) that earlier calls took in this block.
+  void load_samples(const float* from) const {
+    const int64_t taken = shape.seen == shape.end ? shape.samples : (shape.seen % c.block + c.stride - 1) / c.stride;
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      for (int64_t i = g * shape.samples; i < g * shape.samples + taken; ++i) {
+        copy_row(queries.samples + i * queries.ld, from + i * (c.dim + 1), c.dim + 1);
+      }
+    }
+  }
+
+  /// Appends the tokens at the positions [first, last) of one block to the window, and samples their queries.
+  void load_tokens(int64_t first, int64_t last) const {
+    for (int64_t p = first; p < last; ++p) {
+      const void* key = token_ptr(c.dtype, c.key, c.key_stride, shape.b, shape.kv, token(p));
+      const void* value = token_ptr(c.dtype, c.value, c.value_stride, shape.b, shape.kv, token(p));
+      load_row(c.dtype, key, c.dim, c.sqrt_scale, window.key_at(p));
+      load_row(c.dtype, value, c.value_dim, 1, window.value_at(p));
+      if (p < c.sinks) set_sink(p);
+      if (!c.query || p % c.stride) continue;
+      for (int64_t g = 0; g < shape.groups; ++g) {
+        float* row = queries.samples + (g * shape.samples + p % c.block / c.stride) * queries.ld;
+        load_query(g, p, c.sqrt_scale, row);
+        row[c.dim] = 1;
+      }
+    }
+    if (c.out) window.transpose_keys(first, last - first);
+  }
+
+  /// Turns the keys [first, last), which leave the window, into slots, and merges slots where there are too many. Returns
+  /// whether the slots changed.
+  bool evict(int64_t first, int64_t last) {
+    if (shape.budget == 0 || first >= last) return false;
+    copy_row(key_of(slots, slots.n), window.key_at(first), (last - first) * row_stride(c.dim));
+    copy_row(value_of(slots, slots.n), window.value_at(first), (last - first) * row_stride(c.value_dim));
+    for (int64_t p = first; p < last; ++p) slots.bias[slots.n++] = 0;
+    if (slots.n <= shape.budget) return true;
+    queries.update_metric();
+    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.matrix};
+    merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
+    const Slots merged = spare;
+    spare = slots, slots = merged;
+    return true;
+  }
+
+  /// Updates the transposed keys and biases of the far field. Sinks are visible to blocks that start behind them.
+  void update_far_field(int64_t start) {
+    const int64_t n = c.sinks + slots.n;
+    transpose(key_of(slots, -c.sinks), row_stride(c.dim), n, c.dim, far.key_t, far.ld);
+    far.slots = slots.n;
+    far.value = value_of(slots, -c.sinks);
+    for (int64_t i = 0; i < c.sinks; ++i) far.bias[i] = i < start ? 0 : MASKED_LOGIT;
+    for (int64_t i = 0; i < slots.n; ++i) far.bias[c.sinks + i] = slots.bias[i] * LOG2E_F;
+    for (int64_t i = n; i < round_up(n, VL); ++i) far.bias[i] = MASKED_LOGIT;
+  }
+
+  /// Writes the outputs of the queries at [first, last), which see the near keys from `low` on. Returns flags.
+  int32_t write_outputs(int64_t low, int64_t first, int64_t last) const {
+    const int64_t M = c.value_dim, n = last - first;
+    int32_t flags = OK;
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      for (int64_t i = 0; i < n; ++i) {
+        load_query(g, first + i, c.sqrt_scale * LOG2E_F, work.query + i * row_stride(c.dim));
+      }
+      flags |= attend(window, far, low, first, n, work);
+      float* out = c.out + (shape.b * c.heads + shape.kv * shape.groups + g) * c.tokens * M;
+      for (int64_t i = 0; i < n; ++i) copy_row(out + token(first + i) * M, work.rows + i * row_stride(M), M);
+    }
+    return flags;
+  }
+
+  /// Writes the outgoing state.
+  void store_state() const {
+    const int64_t D = c.dim, E = D + c.value_dim, b = shape.b, kv = shape.kv;
+    for (int64_t i = 0; i < c.sinks; ++i) {
+      pack(c.sink_new + (head * c.sinks + i) * E, key_of(slots, i - c.sinks), value_of(slots, i - c.sinks));
+    }
+    float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
+    for (int64_t i = 0; i < c.near_tokens_new; ++i) {
+      const int64_t p = shape.end - c.near_tokens_new + i;
+      if (p < window.base) {
+        memset(near + i * E, 0, size_t(E) * 4);
+      } else {
+        pack(near + i * E, window.key_at(p), window.value_at(p));
+      }
+    }
+    const int64_t first = c.first_slot_new[kv], last = kv + 1 < c.kv_heads ? c.first_slot_new[kv + 1] : c.slots_new;
+    for (int64_t i = 0; i < last - first; ++i) {
+      const int64_t at = b * c.slots_new + first + i;
+      c.bias_new[at] = i < slots.n ? slots.bias[i] : -__builtin_inff();
+      if (i < slots.n) {
+        pack(c.slot_new + at * E, key_of(slots, i), value_of(slots, i));
+      } else {
+        memset(c.slot_new + at * E, 0, size_t(E) * 4);
+      }
+    }
+    queries.store_moments(c.moments_new + head * (D + 1) * (D + 1));
+    unpad_rows(queries.samples, queries.ld, queries.rows, D + 1, c.query_samples_new + head * queries.rows * (D + 1));
+  }
+};
+
+/// New tokens of one kv head, from the incoming to the outgoing state. Returns flags.
+int32_t prefill(const NearFarCall& c, int64_t head) {
+  const PrefillShape shape(c, head);
+  return Prefill(c, head, shape, scratch(shape.floats(c))).run();
+}
+
+}  // namespace

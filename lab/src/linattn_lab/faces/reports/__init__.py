@@ -1,0 +1,1 @@
+"""The ORL protocol, the report and pages of images."""

@@ -1,0 +1,1 @@
+"""Training an embedder: augmentation, triplet mining and the recipe."""

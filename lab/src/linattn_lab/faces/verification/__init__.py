@@ -1,0 +1,1 @@
+"""Comparing faces: metrics, baselines, confidence, clustering."""

@@ -1,0 +1,1 @@
+"""Training: the trainer, its configuration, checkpoints, and one training per folder."""

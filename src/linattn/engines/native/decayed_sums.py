@@ -1,0 +1,118 @@
+"""The decayed sums as operators of torch: one node for torch.compile, with gradients for autograd."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import decayed_sums_bindings as bindings
+from .decayed_sums_bindings import available, decode
+from .plans import eligible
+
+__all__ = ["available", "decayed_sums", "decode"]
+
+_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens"
+forward_op = torch.library.custom_op(
+    "linattn::decayed_sums",
+    bindings.forward,
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"({_INPUTS}, Tensor? state, float scale, bool train) -> (Tensor, Tensor, Tensor)",
+)
+backward_op = torch.library.custom_op(
+    "linattn::decayed_sums_backward",
+    bindings.backward,
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"({_INPUTS}, float scale, Tensor checkpoints, Tensor grad_out, Tensor? grad_final)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _floats(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+@forward_op.register_fake
+def _(
+    query: Any, key: Any, value: Any, log_decay: Any, mask: Any, cu_seqlens: Any, state: Any, scale: Any, train: Any
+) -> Any:
+    heads, dims = value.shape[1], (key.shape[3], value.shape[3])
+    bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
+    out = query.new_empty(query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3])
+    final = _floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
+    shape = (key.shape[0], bindings.segment_count(bounds), heads, *dims) if train else (0,)
+    return out, final, _floats(query, *shape)
+
+
+@backward_op.register_fake
+def _(
+    query: Any,
+    key: Any,
+    value: Any,
+    log_decay: Any,
+    mask: Any,
+    cu_seqlens: Any,
+    scale: Any,
+    checkpoints: Any,
+    grad_out: Any,
+    grad_final: Any,
+) -> Any:
+    sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
+    state = _floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
+    decay = _floats(query, 0) if log_decay is None else _floats(query, *log_decay.shape)
+    return *(_floats(x, *x.shape) for x in (query, key, value)), decay, state
+
+
+def _context(ctx: Any, inputs: Any, output: Any) -> None:
+    query, key, value, log_decay, mask, ctx.cu_seqlens, state, ctx.scale, _train = inputs
+    ctx.has_state = state is not None
+    ctx.set_materialize_grads(False)  # of the checkpoints too they would be made, which are large
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(query, key, value, log_decay, mask, output[2])
+
+
+def _grads(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, _checkpoints: Any) -> Any:
+    query, key, value, log_decay, mask, checkpoints = ctx.saved_tensors
+    if grad_out is None:
+        shape = (query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3])
+        grad_out = query.new_zeros(shape)
+    inputs = query, key, value, log_decay, mask, ctx.cu_seqlens
+    grads = backward_op(*inputs, ctx.scale, checkpoints, grad_out, grad_final)
+    return (
+        *(grad.to(x.dtype) for grad, x in zip(grads[:3], (query, key, value), strict=True)),
+        None if log_decay is None else grads[3],
+        None,
+        None,
+        grads[4] if ctx.has_state else None,
+        None,
+        None,
+    )
+
+
+def _refuse_second_derivative(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError('the native engine has no second derivatives: use engine="torch" to differentiate twice')
+
+
+forward_op.register_autograd(_grads, setup_context=_context)
+backward_op.register_autograd(_refuse_second_derivative)
+
+
+def decayed_sums(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor | None,
+    mask: Tensor | None,
+    cu_seqlens: list[int] | None,
+    state: Tensor | None,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output (B, Ho, T, M) in the query's dtype and final state (B n, H, D, M); differentiable."""
+    tensors = [x for x in (query, key, value, log_decay, mask, state) if x is not None]
+    if eligible(*tensors):
+        return bindings.forward(query, key, value, log_decay, mask, cu_seqlens, state, scale, False)[:2]
+    train = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    out, final, _ = forward_op(query, key, value, log_decay, mask, cu_seqlens, state, scale, train)
+    return out, final

@@ -1,0 +1,69 @@
+"""Memory of large outputs: what was freed is kept for the next call, because the system would clear fresh pages first."""
+
+import ctypes
+import functools
+import math
+import sys
+from ctypes import c_char_p, c_int, c_int64, c_void_p, py_object
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from .ffi import library
+
+LARGE = 2**19  # numbers: 2 MiB, one large page
+# What is made from these does not depend on torch's defaults.
+FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
+COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")
+UNUSED = b"dltensor"  # the name of a capsule whose tensor nobody has taken yet
+
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.argtypes, _capsule.restype = [c_void_p, c_char_p, c_void_p], py_object
+_is_named = ctypes.pythonapi.PyCapsule_IsValid
+_is_named.argtypes, _is_named.restype = [py_object, c_char_p], c_int
+
+
+def empty(*shape: int) -> Tensor:
+    """A float32 tensor of at most 4 dims with nothing in it yet."""
+    sizes = _sizes(shape)
+    if sizes is not None:
+        at = library.pool_alloc(len(shape), sizes)
+        if at:
+            return _tensor(at)
+    return FLOATS.new_empty(*shape)  # faster than with a tuple
+
+
+@functools.lru_cache(512)
+def _sizes(shape: tuple[int, ...]) -> ctypes.Array[c_int64] | None:
+    """As the library wants them; None for a small tensor."""
+    return (c_int64 * len(shape))(*shape) if math.prod(shape) >= LARGE else None
+
+
+def kept() -> int:
+    """Bytes of freed outputs that wait for the next call. The system may take all but the newest when it wants memory."""
+    return 0 if library.why_not else library.pool_trim(sys.maxsize)
+
+
+def release() -> int:
+    """Hands the memory of freed outputs, which the native engine keeps for its next calls, to the system; how many bytes.
+
+    >>> import linattn
+    >>> freed = linattn.engines.release()
+    >>> linattn.engines.release()
+    0
+    """
+    before = kept()
+    return before - library.pool_trim(0) if before else 0
+
+
+def _tensor(at: int) -> Tensor:
+    """torch's view of a DLManagedTensor, which frees it in the end."""
+    capsule = None
+    try:
+        capsule = _capsule(at, UNUSED, None)
+        return from_dlpack(capsule)
+    except BaseException:
+        if capsule is None or _is_named(capsule, UNUSED):
+            library.pool_free(at)
+        raise

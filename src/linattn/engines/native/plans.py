@@ -1,0 +1,282 @@
+"""Fast paths: calls without masks, gates or gradients, with as little Python around the arithmetic as possible.
+
+What calls of one kernel and one shape have in common is worked out once and kept as a plan. `prefill` serves a call from
+nothing that returns no state, `decode` one token that goes on from a state. Both return None where the call is not eligible:
+then the long way serves it, or says what is wrong with it.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, empty_like, get_num_threads, is_grad_enabled, strided
+from torch._C import _are_functorch_transforms_active
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import Parameter
+
+from ...kernels.base import Kernel
+from ...states import finite
+from ...states.linear import LinearState, Pack
+from . import output_pool
+from .bindings import DTYPES, check_flags, map_call, rows
+from .feature_maps import NativeMap, make_map
+from .ffi import MOST_GROUPS, NOT_FINITE, LinearCall, library
+from .output_pool import FLOATS
+
+MOST_SHAPES = 512  # that are remembered for a kernel
+
+
+# Maps, made once for each kernel, scale and dim ----------------------------------------------------------------------
+
+
+class _Known(NamedTuple):
+    kernel: weakref.ref[Kernel]
+    stamp: tuple[int, int]
+    maps: dict[tuple[float | None, int], NativeMap]
+
+
+_known: dict[int, _Known] = {}  # by id: a WeakKeyDictionary is slower than all the rest of a short call
+
+
+def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
+    """The map of a kernel, made once for every scale and remade when the kernel's weights change."""
+    if is_compiling():  # the weights become part of the graph, and follow the kernel's
+        return make_map(kernel, scale, dim)
+    return _known_map(kernel, scale, dim)
+
+
+def _known_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
+    now, number = _stamp(kernel), id(kernel)
+    known = _known.get(number)
+    if known is None or known.kernel() is not kernel or known.stamp != now:
+        known = _known[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {})
+    made = known.maps.get((scale, dim))
+    if made is None:
+        with torch.inference_mode(False):  # it is kept for calls outside as well
+            made = known.maps[scale, dim] = make_map(kernel, scale, dim)
+    return made
+
+
+def _stamp(kernel: Kernel) -> tuple[int, int]:
+    """Changes with every change of the kernel, however it was made: also by `.data`, numpy or shared memory."""
+    changes, projection = kernel.changes, kernel._buffers.get("projection")
+    if projection is None:
+        return changes, 0
+    if not projection.is_contiguous() or projection.is_neg():
+        projection = projection.contiguous().resolve_neg()
+    return changes, library.checksum(projection.data_ptr(), projection.nbytes)
+
+
+def _forget(number: int, ref: weakref.ref[Kernel]) -> None:
+    known = _known.get(number)
+    if known is not None and known.kernel is ref:  # else another kernel has that id by now
+        del _known[number]
+
+
+def eligible(*tensors: Tensor) -> bool:
+    """Whether these are plain numbers in memory and no graph, gradient or transform is wanted."""
+    if is_compiling() or _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    grad = is_grad_enabled()
+    for x in tensors:  # any() would take as long as all the rest
+        if (grad and x.requires_grad) or x.is_neg() or x.layout is not strided:
+            return False
+        if not x.is_cpu or (type(x) is not Tensor and type(x) is not Parameter):
+            return False
+    return True
+
+
+def _find(
+    kernel: Kernel, scale: float | None, query: Tensor, key: Tensor, value: Tensor, *form: bool
+) -> tuple[NativeMap, Hashable] | None:
+    """The kernel's map, and the key under which it keeps the plan of such calls; None if the call is not eligible."""
+    if not (isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
+    projection = kernel._buffers.get("projection")
+    if not (eligible(query, key, value) if projection is None else eligible(query, key, value, projection)):
+        return None
+    if scale is not None and not (isinstance(scale, float) and 0 < scale < float("inf")):
+        return None
+    shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, *form
+    return _known_map(kernel, scale, query.shape[-1]), shapes
+
+
+def _fixed_call(
+    fmap: NativeMap, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> LinearCall | None:
+    """The part of the library's structure that all calls of these shapes share; None where they must go the long way."""
+    if not fmap.fused or fmap.form.prepared or not query.dim() == key.dim() == value.dim() == 4:
+        return None
+    B, heads, L, D = query.shape
+    H, S, M = key.shape[1], key.shape[2], value.shape[3]
+    if not (kernel.any_dim or kernel.dim == D):
+        return None
+    if tuple(key.shape) != (B, H, S, D) or tuple(value.shape) != (B, H, S, M) or 0 in (B, H, L, S, D, M):
+        return None
+    if heads % H or heads > MOST_GROUPS * H or (heads != H and not enable_gqa):
+        return None
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return None
+    call = map_call(list(fmap.weights), *fmap.numbers())
+    call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.dim, call.value_dim = B, heads, H, L, S, D, M
+    call.dtype = DTYPES[query.dtype]
+    _set_strides(call, (heads * L * D, L * D, D), (H * S * D, S * D, D), (H * S * M, S * M, M))
+    return call
+
+
+def _set_strides(call: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> None:
+    call.query_stride[:], call.key_stride[:], call.value_stride[:] = query[:3], key[:3], value[:3]
+
+
+def _remember(fmap: NativeMap, shapes: Hashable, plan: object) -> Any:
+    if len(fmap.plans) == MOST_SHAPES:
+        fmap.plans.clear()
+    fmap.plans[shapes] = plan
+    return plan
+
+
+# A call from nothing that returns no state ---------------------------------------------------------------------------
+
+
+class PrefillPlan(NamedTuple):
+    address: int  # of `call`
+    call: LinearCall
+    out_shape: tuple[int, int, int, int]
+
+
+def prefill(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """(B, heads, L, M)."""
+    found = _find(kernel, scale, query, key, value, is_causal, enable_gqa)
+    if found is None:
+        return None
+    fmap, shapes = found
+    plan: Any = fmap.plans.get(shapes, False)
+    if plan is False:
+        plan = _remember(fmap, shapes, _prefill_plan(fmap, kernel, query, key, value, is_causal, enable_gqa))
+    if plan is None:
+        return None
+    at, call, out_shape = plan
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        query, key, value = rows(query), rows(key), rows(value)
+        call = LinearCall.from_buffer_copy(call)
+        _set_strides(call, query.stride(), key.stride(), value.stride())
+        at = ctypes.addressof(call)
+    out = output_pool.empty(*out_shape)
+    flags = library.linear_forward(
+        at, query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), get_num_threads(), is_causal
+    )
+    if flags:
+        if flags & NOT_FINITE:
+            finite.refuse(torch.float32, query=query, key=key, value=value)
+        check_flags(flags)
+    return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+
+def _prefill_plan(
+    fmap: NativeMap, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
+) -> PrefillPlan | None:
+    if is_causal and query.shape[-2] != key.shape[-2]:
+        return None
+    call = _fixed_call(fmap, kernel, query, key, value, enable_gqa)
+    if call is None:
+        return None
+    return PrefillPlan(ctypes.addressof(call), call, (call.batch, call.heads, call.queries, call.value_dim))
+
+
+# One token that goes on from a state ---------------------------------------------------------------------------------
+
+
+class DecodePlan(NamedTuple):
+    address: int  # of `call`
+    call: LinearCall
+    signature: str
+    sizes: tuple[int, int, int, int]  # of the state: B, kv heads, features, value dim
+    out_like: Tensor
+    floats: int  # in the state's buffer
+
+
+def decode(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearState,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, LinearState] | None:
+    """(B, heads, 1, M) and the state after the token."""
+    found = _find(kernel, scale, query, key, value, enable_gqa)
+    if found is None:
+        return None
+    fmap, shapes = found
+    plan: Any = fmap.plans.get(shapes, False)
+    if plan is False:
+        plan = _remember(fmap, shapes, _decode_plan(fmap, kernel, query, key, value, scale, enable_gqa))
+    if plan is None or state.kernel != plan.signature:
+        return None
+    pack = state.pack
+    if isinstance(pack, Pack) and pack.sizes == plan.sizes:
+        apart, old = None, pack.buffer.data_ptr()
+    else:
+        if not _usable(state, plan.sizes):
+            return None
+        tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
+        apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    plan.call.threads = get_num_threads()
+    fresh, out = FLOATS.new_empty(plan.floats), empty_like(plan.out_like)
+    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    flags = library.linear_decode(plan.address, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
+    if flags:
+        finite.refuse(torch.float32, query=query, key=key, value=value, **finite.of_state(state))
+    new = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
+    return out if query.dtype is torch.float32 else out.to(query.dtype), new
+
+
+def _decode_plan(
+    fmap: NativeMap,
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    enable_gqa: bool,
+) -> DecodePlan | None:
+    call = _fixed_call(fmap, kernel, query, key, value, enable_gqa)
+    if call is None or (call.queries, call.keys) != (1, 1):
+        return None
+    sizes = call.batch, call.kv_heads, fmap.form.features, call.value_dim
+    out_like = FLOATS.new_empty(call.batch, call.heads, 1, call.value_dim)
+    signature = kernel.signature(scale, call.dim)
+    return DecodePlan(ctypes.addressof(call), call, signature, sizes, out_like, Pack.floats(sizes))
+
+
+def _usable(state: LinearState, sizes: tuple[int, int, int, int]) -> bool:
+    """Whether a state whose tensors anyone may have changed is whole, of these sizes, and needs no conversion."""
+    try:
+        batch, found = state.validate()
+    except ValueError:
+        return False
+    if (*batch, found["H"], found["r"], found["M"]) != sizes:
+        return False
+    for name, x in state.tensors().items():
+        dtype = torch.int64 if name in ("tokens", "guarded") else torch.float32
+        if not x.is_cpu or x.dtype is not dtype or not x.is_contiguous() or x.is_neg():
+            return False
+        if x.requires_grad and is_grad_enabled():
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""The public functions: each checks its arguments, runs one engine and restores the caller's layout."""

@@ -1,0 +1,155 @@
+"""From the arguments of linattn.attention to one checked Call on tensors with one batch dimension, and back."""
+
+import copy
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..engines.call import Call, EngineName
+from ..kernels import Kernel, KernelName, Softmax
+from ..kernels.names import constant
+from ..nearfar import NearFar, NearFarState
+from ..ops.linear_attention.decay import Forgetting, forgetting
+from ..ops.packing import CuSeqlens, read_packing
+from ..states import KeyValueCache, LinearState, State
+from . import checks
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of linattn.attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    kernel: Kernel | KernelName
+    scale: float | None
+    key_mask: Tensor | None
+    enable_gqa: bool
+    normalize: bool
+    log_decay: Tensor | None
+    gate: Tensor | None
+    cu_seqlens: CuSeqlens | None
+    state: State | None
+    return_state: bool
+    engine: EngineName
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What `restore` undoes. batch: of the call; state_batch: of its state; flat: the tokens had no heads."""
+
+    batch: tuple[int, ...]
+    state_batch: tuple[int, ...]
+    flat: bool
+    return_state: bool
+
+
+Tokens = tuple[Tensor, Tensor, Tensor, State | None]  # query, key, value and the state before them
+
+
+def normalise(given: Arguments) -> tuple[Call, Tokens, Layout]:
+    """Checks and canonicalises all arguments; later stages use only the result."""
+    query, key, value = given.query, given.key, given.value
+    batch = checks.check_inputs(query, key, value, given.enable_gqa)
+    checks.check_dropout(given.dropout_p)
+    flat = query.dim() == 2
+    if flat:
+        query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+    query, key, value = (x.resolve_neg() for x in (query, key, value))
+    kernel = constant(given.kernel, query)
+    kernel.check_dim(query.shape[-1])
+    S = key.shape[-2]
+    mask = read_masks(given, batch, not flat, S)
+    forget = _read_forgetting(given, kernel, mask, (*batch, key.shape[-3], S))
+    packing = None if given.cu_seqlens is None else read_packing(given.cu_seqlens, query.shape[-2], S)
+    state_batch = batch if packing is None else (*batch, packing[0].count)
+    signature = kernel.signature(given.scale, query.shape[-1])
+    state = given.state
+    if state is not None:
+        state = _read_state(state, kernel, signature, state_batch, (query, key, value))
+    call = Call(
+        kernel=kernel,
+        scale=given.scale,
+        signature=signature,
+        is_causal=given.is_causal,
+        normalize=given.normalize,
+        return_state=given.return_state,
+        engine=given.engine,
+        key_mask=mask,
+        log_decay=forget.log_decay,
+        log_input=forget.log_input,
+        writes=forget.writes,
+        packing=packing,
+    )
+    entries = math.prod(batch)
+    query, key, value = (_one_batch(x, batch, entries) for x in (query, key, value))
+    return call, (query, key, value, state), Layout(batch, state_batch, flat, given.return_state)
+
+
+def restore(out: Tensor, new_state: State | None, state: State | None, layout: Layout) -> Tensor | tuple[Tensor, State]:
+    """The output (B, heads, L, M) and the state in the caller's layout."""
+    batch = layout.batch
+    out = out.reshape(*batch, *out.shape[1:]) if len(batch) != 1 else out
+    out = out.squeeze(-3) if layout.flat else out
+    if not layout.return_state:
+        return out
+    assert new_state is not None
+    if len(layout.state_batch) == 1:
+        return out, copy.copy(new_state) if new_state is state else new_state
+    return out, new_state.map(lambda _, x: x.reshape((*layout.state_batch, *x.shape[1:])))
+
+
+def _one_batch(x: Tensor, batch: tuple[int, ...], entries: int) -> Tensor:
+    """(entries, heads, tokens, dim)."""
+    if len(batch) == 1 and x.shape[0] == entries:
+        return x
+    return x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:])
+
+
+def read_masks(given: Arguments, batch: tuple[int, ...], has_heads: bool, tokens: int) -> Tensor | None:
+    """Both masks as one of (B, S)."""
+    found = []
+    if given.attn_mask is not None:
+        found.append(checks.check_attn_mask(given.attn_mask, batch, has_heads, tokens))
+    if given.key_mask is not None:
+        checks.check_mask(given.key_mask, batch, tokens)
+        found.append(given.key_mask)
+    if not found:
+        return None
+    mask = found[0] if len(found) == 1 else found[0] & found[1]
+    return mask.expand(*batch, tokens).reshape(math.prod(batch), tokens)
+
+
+def _read_forgetting(given: Arguments, kernel: Kernel, mask: Tensor | None, shape: tuple[int, ...]) -> Forgetting:
+    """log_decay or gate as (B, kv heads, S)."""
+    checks.check_sums(kernel, given.normalize, given.log_decay is not None or given.gate is not None)
+    if given.log_decay is None and given.gate is None:
+        return Forgetting()
+    if given.log_decay is not None and given.gate is not None:
+        raise ValueError("log_decay and gate are two forms of the same thing: pass one.")
+    for name, x in (("log_decay", given.log_decay), ("gate", given.gate)):
+        if x is not None:
+            checks.check_forgetting(name, x, given.is_causal, shape)
+    log_decay, gate = (
+        None if x is None else x.resolve_neg().expand(shape).reshape(math.prod(shape[:-2]), *shape[-2:])
+        for x in (given.log_decay, given.gate)
+    )
+    return forgetting(log_decay, gate, mask)
+
+
+def _read_state(
+    state: State, kernel: Kernel, signature: str, batch: tuple[int, ...], tokens: tuple[Tensor, Tensor, Tensor]
+) -> State:
+    """A state that fits the call, with one batch dimension."""
+    kind = (
+        KeyValueCache if isinstance(kernel, Softmax) else NearFarState if isinstance(kernel, NearFar) else LinearState
+    )
+    state = checks.check_state(state, kind, signature, batch, kernel, *tokens)
+    if len(batch) == 1:
+        return state
+    return state.map(lambda _, x: x.reshape((math.prod(batch), *x.shape[len(batch) :])))

@@ -1,1 +1,0 @@
-"""FaceNet: an embedding in which distance means identity."""

@@ -1,0 +1,167 @@
+"""Fast path of the native engine: causal calls without masks, with little Python around them.
+
+What calls of one kernel and shape have in common is worked out once and kept as a plan. For a call that is not eligible the
+result is None: `linattn.attention` then checks it argument by argument.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..engines import native
+from ..engines.native.plans import eligible
+from ..states.base import State
+from .bindings import Inputs, NativeForm, NearBuffer, PackedState, PreparedDecode, advance
+from .kernel import NearFar
+from .positions import Positions
+from .state import NearFarState
+from .validate import check_kernel
+
+MOST_PLANS = 512  # that are kept for a kernel
+Tokens = tuple[Tensor, Tensor, Tensor]  # query (B, Hq, L, D), key (B, H, L, D), value (B, H, L, M)
+
+
+class Plan(NamedTuple):
+    """All calls of one kernel, scale and shape. sizes: of their states, as `_sizes` has them."""
+
+    signature: str
+    form: NativeForm
+    counts: list[int]
+    sizes: tuple[int, ...]
+
+
+def fast_path(
+    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
+) -> tuple[Tensor, NearFarState] | None:
+    """Causal attention and the state after it; None if the call is not eligible, or has no key to merge yet."""
+    if not (isinstance(key, Tensor) and isinstance(value, Tensor) and eligible(query, key, value)):
+        return None
+    plan = _find_plan(kernel, scale, gqa, query, key, value)
+    if plan is None:
+        return None
+    packed: PackedState | None
+    if state is None:
+        packed = PackedState.of(NearFarState.empty(kernel, plan.signature, query, key, value))
+    elif not isinstance(state, NearFarState) or state.kernel != plan.signature:
+        return None
+    else:
+        packed = state.pack
+        if packed is None:
+            packed = _validated(state, kernel, plan)
+        elif (packed.buffer.prepared is None or packed.buffer.prepared.plan is not plan) and _sizes(
+            packed
+        ) != plan.sizes:
+            return None
+    if packed is None:
+        return None
+    tokens, form = (query, key, value), plan.form
+    if state is None or query.shape[2] > 1:
+        if packed.positions.all_exact(form, min(form.budgets), plan.counts):
+            return None
+        return _prefill(plan, tokens, packed)
+    if min(packed.positions.tokens) < form.sinks or any(t % form.block == 0 for t in packed.positions.tokens):
+        return _prefill(plan, tokens, packed, spare=form.block)
+    return _decode(plan, tokens, packed)
+
+
+def _prefill(plan: Plan, tokens: Tokens, state: PackedState, spare: int = 0) -> tuple[Tensor, NearFarState]:
+    out, after = advance(Inputs(plan.form, *tokens, None, plan.counts, True), state, spare)
+    assert out is not None
+    return out.to(tokens[0].dtype), NearFarState.packed(plan.signature, after)
+
+
+def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, NearFarState]:
+    """One token inside a block: it is written behind the near tokens, and most other tensors stay as they are."""
+    form, seen = plan.form, state.positions.tokens
+    near, prepared = min(state.near_length, form.window + form.block - 1), state.buffer.prepared
+    if not state.buffer.take(state.end):
+        state, prepared = _with_own_buffer(state, near, form.block), None
+    if prepared is None or prepared.plan is not plan:
+        query, key, value = (x.contiguous() for x in tokens)
+        prepared = PreparedDecode(plan, Inputs(form, query, key, value, None, plan.counts, True), state)
+        state.buffer.prepared = prepared
+    phases = [t % form.block for t in seen]
+    last = max(phases) == form.block - 1
+    sampled = last or min(p % form.stride for p in phases) == 0
+    queries = torch.empty_like(state.queries) if sampled else None
+    moments = torch.empty_like(state.moments) if last else None
+    out = prepared.run(tokens, state, near, (queries, moments))
+    after = PackedState(
+        plan.signature,
+        state.buffer,
+        state.end + 1,
+        near + 1,
+        Positions([t + 1 for t in seen], state.positions.merged),
+        state.sink,
+        state.slots,
+        state.bias,
+        state.moments if moments is None else moments,
+        state.queries if queries is None else queries,
+    )
+    dtype = tokens[0].dtype
+    return out if dtype is torch.float32 else out.to(dtype), NearFarState.packed(plan.signature, after)
+
+
+def _with_own_buffer(state: PackedState, near: int, spare: int) -> PackedState:
+    """With a copy of the last `near` tokens and free places behind them, the first of which is taken."""
+    old = state.buffer.tokens
+    tokens = old.new_empty(*old.shape[:2], near + spare, old.shape[3])
+    tokens[:, :, :near] = old[:, :, state.end - near : state.end]
+    return replace(state, buffer=NearBuffer(tokens, near + 1), end=near, near_length=near)
+
+
+def _find_plan(
+    kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor
+) -> Plan | None:
+    """The plan of such calls, kept with the kernel; None if they are not eligible."""
+    about = kernel.changes, scale, gqa, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
+    plans = kernel.native_plans
+    if about not in plans:
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[about] = _make_plan(kernel, scale, gqa, query, key, value)
+    plan = plans[about]
+    return plan if isinstance(plan, Plan) else None
+
+
+def _make_plan(
+    kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor
+) -> Plan | None:
+    if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
+        return None
+    B, heads, L, D = query.shape
+    H, M = key.shape[1], value.shape[3]
+    if key.shape != (B, H, L, D) or value.shape != (B, H, L, M) or 0 in (B, H, L, D, M):
+        return None
+    if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0) or kernel.recall:
+        return None
+    if native.shape_refusal(query.shape, key.shape, value.shape, query.dtype) is not None:
+        return None
+    form = NativeForm.of(kernel, scale, H, D)
+    return Plan(kernel.signature(scale, D), form, [L] * B, (B, H, D + M, heads // H, D + 1))
+
+
+def _sizes(state: PackedState) -> tuple[int, ...]:
+    """B, H, E, G and D + 1."""
+    near, queries = state.buffer.tokens.shape, state.queries.shape
+    return near[0], near[1], near[3], queries[2], queries[4]
+
+
+def _validated(state: NearFarState, kernel: NearFar, plan: Plan) -> PackedState | None:
+    """The packed form of a state whose tensors others have seen; None if it does not fit, or needs a conversion."""
+    _, _, _, G, width = plan.sizes
+    try:
+        _, sizes = state.validate()
+        check_kernel(state, sizes, kernel, G, width - 1)
+    except ValueError:
+        return None
+    for name, x in state.tensors().items():
+        dtype = torch.int64 if name in ("tokens", "merged") else torch.float32
+        if not x.is_cpu or x.dtype is not dtype or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
+            return None
+        if name != "near" and not x.is_contiguous():
+            return None
+    packed = PackedState.of(state)
+    return packed if _sizes(packed) == plan.sizes else None

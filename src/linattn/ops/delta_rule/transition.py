@@ -1,0 +1,45 @@
+"""A segment of the delta rule as an affine map of the state before it: S -> transition @ S + local.
+
+Maps compose, so that segments can be processed apart from each other (sequence parallelism) and combined afterwards.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import chunk
+
+Rule = Callable[..., tuple[Tensor, Tensor]]
+Affine = tuple[Tensor, Tensor]
+
+
+def transition(
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    mask: Tensor | None,
+    *,
+    normalize_qk: bool,
+    rule: Rule = chunk.delta_rule,
+) -> Affine:
+    """Canonical tensors (see linattn.ops) of one segment -> local (B, H, D, M), transition (B, H, D, D).
+
+    The columns of S do not affect each other, so both come from one run of the rule: on values with D columns of zeros
+    appended, from the state [0 | identity].
+    """
+    B, H, T, M = value.shape
+    D = key.shape[-1]
+    dtype = torch.float64 if key.dtype == torch.float64 else torch.float32
+    one = torch.eye(D, dtype=dtype, device=key.device).expand(B, H, D, D)
+    start = torch.cat([one.new_zeros(B, H, D, M), one], -1)
+    values = torch.cat([value, value.new_zeros(B, H, T, D)], -1)
+    _, last = rule(key, key, values, beta, log_decay, mask, None, start, scale=1.0, normalize_qk=normalize_qk)
+    local, moved = last.split([M, D], -1)
+    return local, moved
+
+
+def combine(earlier: Affine, later: Affine) -> Affine:
+    """The map of two segments, one after the other."""
+    return later[1] @ earlier[0] + later[0], later[1] @ earlier[1]

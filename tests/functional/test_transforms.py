@@ -1,0 +1,112 @@
+"""torch.compile without graph breaks, torch.func, and the memory of a training step."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import linattn
+from conftest import KERNELS, assert_close, qkv
+from linattn.engines import checkpointing
+
+COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", [*COMPILED, "named"])
+def test_compile_has_no_graph_breaks(name, is_causal):
+    torch._dynamo.reset()
+    kernel = "positive" if name == "named" else KERNELS[name]()
+    inputs = qkv(150, grad=True, dtype=torch.float32)
+
+    def call(q, k, v):
+        return linattn.attention(q, k, v, kernel=kernel, is_causal=is_causal, return_state=True)
+
+    out, state = torch.compile(call, fullgraph=True, backend="aot_eager")(*inputs)
+    expected, eager = call(*inputs)
+    assert_close(out, expected)
+    assert_close(state.S, eager.S)
+    for got, want in zip(*(torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected)), strict=False):
+        assert_close(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch's compiler needs a C++ compiler"
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler, about torch itself
+def test_compile_to_machine_code():
+    torch._dynamo.reset()
+    inputs = qkv(100, dtype=torch.float32)
+    call = torch.compile(lambda q, k, v: linattn.attention(q, k, v, kernel="elu", is_causal=True), fullgraph=True)
+    assert_close(call(*inputs), linattn.attention(*inputs, kernel="elu", is_causal=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler, of itself
+def test_compile_with_a_state_and_several_segments(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(checkpointing, "COMPILED_BUDGET", 2**13)
+    kernel = KERNELS["positive"]()
+    first, second = qkv(70, grad=True), qkv(200, grad=True)
+
+    def call(state, *inputs):
+        return linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state, return_state=True)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, _ = compiled(compiled(None, *first)[1], *second)
+    expected, _ = call(call(None, *first)[1], *second)
+    assert_close(out, expected)
+    for got, want in zip(
+        *(torch.autograd.grad(x.square().sum(), (*first, *second)) for x in (out, expected)), strict=False
+    ):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", [*COMPILED, "softmax"])
+def test_vmap_and_grad(name, monkeypatch):
+    monkeypatch.setattr(checkpointing, "BUDGET", 2**10)
+    kernel = KERNELS[name]() if name in KERNELS else linattn.kernels.Softmax()
+    inputs = qkv(150)
+
+    def call(q, k, v):
+        return linattn.attention(q, k, v, kernel=kernel, is_causal=True)
+
+    assert_close(torch.func.vmap(call)(*inputs), call(*inputs))
+    got = torch.func.grad(lambda *x: call(*x).square().sum(), argnums=(0, 1, 2))(*inputs)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    want = torch.autograd.grad(call(*leaves).square().sum(), leaves)
+    for x, y in zip(got, want, strict=False):
+        assert_close(x, y)
+    each = torch.func.vmap(torch.func.grad(lambda *x: call(*x).square().sum()))(*inputs)
+    assert_close(each, want[0])
+
+
+def test_second_derivatives_of_a_single_stretch():
+    query, key, value = qkv(6, batch=(1,), heads=1, grad=True, value_dim=2)
+    kernel = KERNELS["positive"]()
+    assert torch.autograd.gradgradcheck(
+        lambda q, k, v: linattn.attention(q, k, v, kernel=kernel, is_causal=True), (query, key, value)
+    )
+
+
+MEMORY = """
+import torch, linattn
+from linattn.measure import peak_memory
+kernel = linattn.kernels.Positive(64, 256)
+q, k, v = (torch.randn(1, 8, {tokens}, 64, requires_grad=True) for _ in range(3))
+def step():
+    out = linattn.attention(q, k, v, kernel=kernel, is_causal=True, engine="{engine}")
+    return out, torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+print(peak_memory(step))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux's /proc")
+def test_a_training_step_keeps_no_features():
+    """N = 65536, 8 heads, D = M = 64, r = 256: features alone would be 1 GiB for queries and 1 GiB for keys."""
+    script = MEMORY.format(tokens=65536, engine="torch")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.5 * 2**30

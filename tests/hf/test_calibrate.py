@@ -1,0 +1,76 @@
+"""Calibration hands slots to the heads that need them, and its files are found again."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from hf_support import build, logits, tokens
+from linattn import NearFar
+from linattn.hf import Calibration, attach, calibrate, detach
+from linattn.hf.budgets import hand_out
+from linattn.hf.calibrate import repeating
+
+KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
+
+
+def test_slots_go_where_they_remove_most_error():
+    errors = torch.tensor([[[0.1, 0.1, 0.1], [9.0, 5.0, 0.0]], [[2.0, 0.5, 0.4], [0.3, 0.3, 0.2]]])
+    assert hand_out(errors, [8, 16, 64], 24) == [[0, 2], [1, 0]]
+    assert hand_out(errors, [8, 16, 64], 8) == [[0, 0], [0, 0]]
+    assert hand_out(errors, [8, 16, 64], 64) == [[0, 2], [2, 2]]  # what gains nothing gets nothing
+
+
+def test_a_step_that_only_pays_together_is_seen():
+    errors = torch.tensor([[[4.0, 4.0, 0.0], [1.0, 0.9, 0.8]]])
+    assert hand_out(errors, [8, 16, 64], 36) == [[2, 0]]
+
+
+def test_the_text_is_made_to_repeat_itself():
+    ids = torch.arange(1000).unsqueeze(0)
+    again = repeating(ids)
+    assert again.shape == ids.shape
+    assert torch.equal(again[:, 600:900], ids[:, 100:400])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bert"])
+def test_calibration_is_saved_and_found(family, tmp_path):
+    model, ids = build(family), tokens(1, 300)
+    before, folder = logits(model, ids), tmp_path / "budgets"  # made by calibrate
+    found = calibrate(model, ids, 24, kernel=NearFar(**KERNEL), save=folder, progress=False)
+    assert torch.equal(logits(model, ids), before)
+    assert found.mean_slots <= 24
+    assert (found.errors[..., -1] < 1e-6).all()  # as many slots as tokens is exact
+    assert (found.errors[..., 0] > 1e-6).any()
+    again = Calibration.load(folder)
+    assert again.budgets == found.budgets
+    assert torch.equal(again.errors, found.errors)
+    model.config.name_or_path = model.name_or_path = str(folder)
+    attach(model)
+    attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
+    assert [k.slots for k in attached] == [tuple(m) for m in found.budgets.values()]
+    assert attached[0].window == 16
+    detach(model)
+
+
+def test_a_damaged_file_says_so(tmp_path):
+    (tmp_path / "linattn-budgets.json").write_text('{"budgets": ')
+    with pytest.raises(ValueError, match="not a calibration"):
+        Calibration.load(tmp_path)
+
+
+def test_calibrate_refuses_what_it_cannot_measure():
+    model = build("llama")
+    with pytest.raises(ValueError, match="256 tokens"):
+        calibrate(model, tokens(1, 100))
+    with pytest.raises(ValueError, match="detach"):
+        calibrate(attach(model), tokens(1, 300))
+    with pytest.raises(ValueError, match="relative position bias"):
+        calibrate(build("t5"), tokens(1, 300))
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = calibrate(build("llama"), tokens(1, 300), 24, kernel=NearFar(**KERNEL), progress=False)
+    found.picture(tmp_path / "budgets.png")
+    assert (tmp_path / "budgets.png").stat().st_size > 1000

@@ -1,0 +1,67 @@
+"""The functions that take the place of mamba_ssm's and causal_conv1d's: equal to transformers' own fallbacks."""
+
+import pytest
+import torch
+
+import scan_support as support
+from linattn.hf import mamba_functions
+from scan_support import close, conv_inputs, scan_inputs
+
+modeling = pytest.importorskip("transformers.models.mamba.modeling_mamba")
+
+
+def unwrapped(function):
+    """The fallback itself, without the warning that it is one."""
+    return getattr(function, "__wrapped__", function)
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    monkeypatch.setattr(modeling.logger, "warning_once", lambda *_: None)
+    return modeling
+
+
+def test_scan_and_its_update(theirs):
+    named = {name: x.float() for name, x in scan_inputs(2, 20, 16, 40, channels_last=True, without=("state",)).items()}
+    named["B"], named["C"] = named["B"][:, 0], named["C"][:, 0]
+    u, delta, A, B, C = (named.pop(name) for name in ("u", "delta", "A", "B", "C"))
+    options = {**named, "delta_softplus": True, "return_last_state": True}
+    expected, state = unwrapped(theirs.mamba_selective_scan)(u, delta, A, B, C, **options)
+    out, last = mamba_functions.selective_scan_fn(u, delta, A, B, C, **options)
+    close(out, expected, 1e-5)
+    close(last, state, 1e-5)
+    token = (
+        u[..., 0],
+        delta[..., 0],
+        A,
+        B[..., 0],
+        C[..., 0],
+        named["D"],
+        named["delta_bias"],
+        True,
+        named["z"][..., 0],
+    )
+    expected = unwrapped(theirs.mamba_selective_state_update)(state, *token)
+    close(mamba_functions.selective_state_update(last, *token), expected, 1e-5)
+    close(last, state, 1e-5)
+
+
+@pytest.mark.parametrize("held", [3, 4])
+def test_convolution_and_its_update(theirs, held):
+    named = {name: x.float() for name, x in conv_inputs(2, 20, 40, 4, channels_last=True).items()}
+    x, weight, bias = named["x"], named["weight"], named["bias"]
+    expected = unwrapped(theirs.causal_conv1d_fn)(x, weight, bias, "silu")
+    close(mamba_functions.causal_conv1d_fn(x, weight, bias, "silu", seq_idx=None), expected, 1e-5)
+    state = support.draw(2, 20, held, seed=5).float()
+    mine = state.clone()
+    expected = unwrapped(theirs.causal_conv1d_update)(x[..., :1], state, weight, bias, "silu")
+    close(mamba_functions.causal_conv1d_update(x[..., :1], mine, weight, bias, "silu"), expected, 1e-5)
+    assert torch.equal(mine, state)
+
+
+def test_errors():
+    x, weight = torch.ones(1, 2, 3), torch.ones(2, 4)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        mamba_functions.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="activation"):
+        mamba_functions.causal_conv1d_fn(x, weight, activation="relu")

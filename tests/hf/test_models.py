@@ -1,0 +1,190 @@
+"""attach, detach and StateCache on tiny models of each family, with random weights."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, EncoderDecoderCache
+
+from hf_support import KERNEL, WIDE, build, logits, tokens
+from linattn import NearFar
+from linattn.hf import StateCache, attach, detach
+
+DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox"]
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "bert"])
+def test_attached_models_agree_with_their_own_attention_while_keys_fit_and_detach_restores(family):
+    model, ids = build(family), tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    state_dict = list(model.state_dict())
+    own, own_padded = logits(model, ids), logits(model, ids, attention_mask=mask)
+    attach(model, NearFar(**WIDE))
+    torch.testing.assert_close(logits(model, ids), own, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(model, ids, attention_mask=mask)[0, 7:], own_padded[0, 7:], atol=1e-4, rtol=1e-4)
+    detach(model)
+    attach(model, NearFar(**KERNEL))
+    assert not torch.allclose(logits(model, ids), own, atol=1e-4)
+    detach(model)
+    assert torch.equal(logits(model, ids), own)
+    assert list(model.state_dict()) == state_dict
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family):
+    model, ids = attach(build(family), NearFar(**KERNEL)), tokens()
+    whole = logits(model, ids, use_cache=False)
+    for lengths in ([1] * 90, [50, 1, 1, 30, 8]):
+        cache, outs, i = StateCache(model), [], 0
+        for n in lengths:
+            outs.append(logits(model, ids[:, i : i + n], past_key_values=cache))
+            i += n
+        torch.testing.assert_close(torch.cat(outs, 1), whole, atol=1e-4, rtol=1e-4)
+        assert cache.get_seq_length() == 90
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
+def test_generate_with_the_cache_is_generate_without(family, options):
+    model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=60)
+    mask = torch.ones_like(ids)
+    mask[0, :11] = 0
+    ids[0, :11] = 0
+    options = {**options, "attention_mask": mask, "max_new_tokens": 20, "min_new_tokens": 20}
+    torch.manual_seed(1)
+    slow = model.generate(ids, use_cache=False, **options)
+    torch.manual_seed(1)
+    quick = model.generate(ids, past_key_values=StateCache(model), **options)
+    assert torch.equal(quick, slow)
+
+
+def test_chunked_prefill_and_a_prompt_used_twice():
+    model, ids = attach(build("llama"), NearFar(**KERNEL)), tokens(1, 70)
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    expected = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(
+        model.generate(ids, past_key_values=StateCache(model), prefill_chunk_size=16, **options), expected
+    )
+    prompt = StateCache(model)
+    logits(model, ids[:, :50], past_key_values=prompt)
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, past_key_values=prompt.clone(), **options), expected)
+        assert torch.equal(model.generate(ids, past_key_values=copy.deepcopy(prompt), **options), expected)
+    assert prompt.get_seq_length() == 50
+
+
+def test_a_saved_prompt_goes_on_as_before(tmp_path):
+    model, ids = attach(build("llama"), NearFar(**KERNEL)), tokens(2, 70)
+    cache = StateCache(model)
+    logits(model, ids[:, :60], past_key_values=cache)
+    cache.save(tmp_path)
+    loaded = StateCache(model).load(tmp_path)
+    rest = [logits(model, ids[:, 60:], past_key_values=c) for c in (loaded, cache)]
+    assert torch.equal(*rest)
+
+
+def test_memory_does_not_grow_and_the_cache_can_forget():
+    model = attach(build("llama"), NearFar(**KERNEL))
+    ids, sizes = tokens(1, 300), []
+    cache = StateCache(model)
+    for i in range(0, 300, 100):
+        logits(model, ids[:, i : i + 100], past_key_values=cache)
+        sizes.append(cache.nbytes)
+    assert sizes[0] == sizes[1] == sizes[2]
+    before = cache.clone()
+    logits(model, tokens(1, 3, seed=5), past_key_values=cache)
+    cache.crop(-3)
+    ends = [logits(model, tokens(1, 2, seed=6), past_key_values=c) for c in (cache, before)]
+    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-5)
+
+
+def test_without_our_cache_the_whole_past_is_seen():
+    model, ids = attach(build("llama"), NearFar(**WIDE)), tokens(2, 40)
+    whole = logits(model, ids, use_cache=False)
+    cache = DynamicCache(config=model.config)
+    first = logits(model, ids[:, :30], past_key_values=cache)
+    rest = [logits(model, ids[:, i : i + 1], past_key_values=cache) for i in range(30, 40)]
+    torch.testing.assert_close(torch.cat([first, *rest], 1), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_encoder_decoder():
+    model, source, target = build("bart"), tokens(2, 80), tokens(2, 60, seed=1)
+    own = logits(model, source, decoder_input_ids=target)
+    attach(model, NearFar(**WIDE))
+    torch.testing.assert_close(logits(model, source, decoder_input_ids=target), own, atol=1e-4, rtol=1e-4)
+    detach(model)
+    attach(model, NearFar(**KERNEL))
+    options = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False}
+    slow = model.generate(source, use_cache=False, **options)
+    cache = EncoderDecoderCache(StateCache(model), DynamicCache())
+    quick = model.generate(source, past_key_values=cache, **options)
+    assert quick.shape == slow.shape
+    assert (quick == slow).float().mean() > 0.9  # cross attention is exact for one query, compressed for forty
+
+
+def test_sliding_layers_keep_their_own_attention():
+    model = attach(build("gemma3"), NearFar(**KERNEL))
+    kinds = [hasattr(layer.self_attn, "linattn_kernel") for layer in model.model.layers]
+    assert kinds == [False, True]
+    with pytest.raises(ValueError, match="sliding window"):
+        attach(build("mistral", sliding_window=16))
+
+
+def test_kernels_per_layer_and_budgets_per_head():
+    model, ids = build("llama"), tokens()
+    own = logits(model, ids)
+    attach(model, {0: NearFar(**WIDE)})
+    assert StateCache(model).layers[1].__class__.__name__ == "DynamicLayer"
+    torch.testing.assert_close(logits(model, ids), own, atol=1e-4, rtol=1e-4)
+    detach(model)
+    attach(model, NearFar(**KERNEL), budgets={0: [4, 30], 1: [8, 8]})
+    assert model.model.layers[0].self_attn.linattn_kernel.slots == (4, 30)
+    cached = logits(model, ids, past_key_values=StateCache(model))
+    torch.testing.assert_close(cached, logits(model, ids, use_cache=False), atol=1e-4, rtol=1e-4)
+    detach(model)
+    attach(model, "elu")
+    assert logits(model, ids).isfinite().all()
+
+
+def test_what_cannot_be_kept_is_refused():
+    with pytest.raises(ValueError, match="relative position bias"):
+        attach(build("t5"))
+    with pytest.raises(ValueError, match="capped logits"):
+        attach(build("gemma2", layer_types=["full_attention"] * 2))
+    with pytest.raises(TypeError, match="PreTrainedModel"):
+        attach(torch.nn.Linear(2, 2))
+    model = attach(build("llama"))
+    with pytest.raises(ValueError, match="already"):
+        attach(model)
+    with pytest.raises(ValueError, match="mask"):
+        logits(model, tokens(2, 5), attention_mask=torch.ones(2, 1, 5, 5, dtype=torch.bool))
+    packed = torch.tensor([[0, 1, 2, 0, 1]])
+    with pytest.raises(ValueError, match="packed"):
+        logits(model, tokens(1, 5), position_ids=packed, use_cache=False)
+    model.train()
+    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(ValueError, match="dropout"):
+        model(tokens())
+    with pytest.raises(ValueError, match="attach"):
+        StateCache(build("llama"))
+    with pytest.raises(ValueError, match="no linattn"):
+        detach(build("llama"))
+
+
+def test_training_through_an_attached_model():
+    model, ids = attach(build("llama"), NearFar(**KERNEL)).train(), tokens()
+    model(ids, labels=ids).loss.backward()
+    grads = [p.grad for p in model.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in grads)
+    assert model.model.layers[0].self_attn.k_proj.weight.grad.abs().sum() > 0
+
+
+def test_the_core_does_not_import_transformers():
+    import subprocess
+    import sys
+
+    code = "import sys, linattn; assert 'transformers' not in sys.modules; linattn.hf.attach"
+    subprocess.run([sys.executable, "-c", code], check=True)

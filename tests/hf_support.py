@@ -1,0 +1,93 @@
+"""Tiny models of transformers for tests."""
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 59,
+}
+GQA = {**SIZES, "num_key_value_heads": 2}
+KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
+
+
+WIDE = {"window": 16, "slots": 500, "sinks": 2, "block": 8}  # everything fits, so that it is softmax
+
+
+def build(family, **changes):
+    torch.manual_seed(0)
+    configs = {
+        "llama": lambda: transformers.LlamaConfig(**{**GQA, **changes}),
+        "qwen2": lambda: transformers.Qwen2Config(**{**GQA, **changes}),
+        "qwen3": lambda: transformers.Qwen3Config(**{**GQA, "head_dim": 8, **changes}),
+        "mistral": lambda: transformers.MistralConfig(**{**GQA, "sliding_window": None, **changes}),
+        "gemma": lambda: transformers.GemmaConfig(**{**GQA, "head_dim": 8, **changes}),
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **{
+                **GQA,
+                "head_dim": 8,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+                **changes,
+            }
+        ),
+        "gemma2": lambda: transformers.Gemma2Config(**{**GQA, "head_dim": 8, **changes}),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=60,
+            n_positions=512,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=1,
+            eos_token_id=59,
+            pad_token_id=0,
+        ),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**SIZES, **changes}),
+        "bert": lambda: transformers.BertConfig(**{**SIZES, **changes}),
+        "bart": lambda: transformers.BartConfig(
+            vocab_size=60,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=512,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=59,
+            decoder_start_token_id=1,
+            forced_eos_token_id=None,
+        ),
+        "t5": lambda: transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),
+    }
+    config = configs[family]()
+    kinds = {
+        "bert": transformers.AutoModel,
+        "bart": transformers.AutoModelForSeq2SeqLM,
+        "t5": transformers.AutoModelForSeq2SeqLM,
+    }
+    model = kinds.get(family, transformers.AutoModelForCausalLM).from_config(config).eval()
+    with torch.no_grad():  # random weights attend almost evenly; make them care
+        for name, p in model.named_parameters():
+            if any(word in name for word in ("q_proj", "k_proj", "query", "key", "c_attn", "query_key_value")):
+                p.mul_(20)
+    return model
+
+
+def tokens(batch=2, length=90, seed=0):
+    return torch.randint(2, 58, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def logits(model, ids, **options):
+    out = model(ids, **options)
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
