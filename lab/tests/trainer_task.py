@@ -1,5 +1,6 @@
 """A small task for the trainer's tests, with dropout and examples of different sizes; other processes run it too."""
 
+import os
 import sys
 
 import torch
@@ -58,7 +59,7 @@ def shared_run(folder):
     history = make(folder, dropout=0.0).run(show=False)
     if dist.get_rank() == 0:
         Path(folder, "history.json").write_text(json.dumps(history))
-    dist.destroy_process_group()
+    leave()
 
 
 def refused_run(folder):
@@ -69,7 +70,15 @@ def refused_run(folder):
         make(folder).run(show=False)
     except ValueError as error:
         print(f"{dist.get_rank()}: {error}", flush=True)
+    leave()
+
+
+def leave():
+    """Ends the process once all are done: without Python's finalization, in which gloo's threads can abort."""
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_under_torchrun_every_process_is_told_that_the_folder_is_taken(tmp_path)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with training_lock(tmp_path):
         done = subprocess.run([*words, TASK, "refused", str(tmp_path)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(done.stdout.splitlines())
     assert [line[0] for line in lines] == ["0", "1"]
     assert all(re.search(REFUSED, line) for line in lines)

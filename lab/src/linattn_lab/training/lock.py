@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 LOCK = "training.lock"
+MESSAGE = 4096  # bytes of an error told to the other processes
 
 
 class FolderInUse(ValueError):
@@ -32,9 +34,7 @@ def training_lock(folder: str | os.PathLike[str]) -> Iterator[None]:
         except (FolderInUse, OSError) as failure:
             error = failure
     if shared:
-        told = [error]
-        dist.broadcast_object_list(told, src=0)
-        error = told[0]
+        error = _first_of_all(error)
     if error is not None:
         raise error
     try:
@@ -42,6 +42,21 @@ def training_lock(folder: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+
+
+def _first_of_all(error: Exception | None) -> Exception | None:
+    """The first process's error, in every process; as text in a tensor, since gloo's threads must hold no Python object."""
+    text = torch.zeros(1 + MESSAGE, dtype=torch.uint8)
+    if error is not None:
+        kind = 1 if isinstance(error, FolderInUse) else 2
+        message = str(error).encode()[:MESSAGE]
+        text[0] = kind
+        text[1 : 1 + len(message)] = torch.tensor(list(message), dtype=torch.uint8)
+    dist.broadcast(text, src=0)
+    if not text[0]:
+        return None
+    message = bytes(text[1:].tolist()).rstrip(b"\0")
+    return (FolderInUse if text[0] == 1 else OSError)(message.decode(errors="replace"))
 
 
 def _acquire(folder: Path) -> FileLock:
