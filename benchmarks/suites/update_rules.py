@@ -5,6 +5,7 @@ FLOPs are counted as flops.py says. A backward pass counts as twice its forward 
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -155,25 +156,37 @@ def mamba1(settings: Settings) -> Iterator[Row]:
 
 @case("rules decode")
 def decode(settings: Settings) -> Iterator[Row]:
-    """One token of each rule, 32 heads of 128 x 128, beside torch's copy_ of the state: reading and writing it once."""
+    """One token of each rule, 32 heads of 128 x 128, beside torch's copy_ of the state: reading and writing it once.
+
+    The state is donated, or kept: then the new one is written to other memory.
+    """
     heads = 32
     q, k, v = draw(1, heads, 1, DIM), normalize(draw(1, heads, 1, DIM), dim=-1), draw(1, heads, 1, DIM)
     beta, per_head, per_channel = torch.rand(1, heads, 1), -torch.rand(1, heads, 1), -torch.rand(1, heads, 1, DIM)
     source, target = draw(1, heads, DIM, DIM), draw(1, heads, DIM, DIM)
     sums = {"kernel": "identity", "normalize": False, "is_causal": True, "return_state": True}
+    rules = {
+        "gated delta rule": partial(linattn.delta_rule, q, k, v, beta=beta, log_decay=per_head, return_state=True),
+        "KDA": partial(linattn.delta_rule, q, k, v, beta=beta, log_decay=per_channel, return_state=True),
+        "decayed sums": partial(linattn.attention, q, k, v, log_decay=per_head, **sums),
+    }
     with torch.no_grad():
-        _, delta_state = linattn.delta_rule(q, k, v, beta=beta, return_state=True)
-        _, sum_state = linattn.attention(q, k, v, **sums)
-        options = {"beta": beta, "state": delta_state, "return_state": True}
-        best = seconds(
-            {
-                "copy": lambda: target.copy_(source),
-                "gated delta rule": lambda: linattn.delta_rule(q, k, v, log_decay=per_head, **options),
-                "KDA": lambda: linattn.delta_rule(q, k, v, log_decay=per_channel, **options),
-                "decayed sums": lambda: linattn.attention(q, k, v, log_decay=per_head, state=sum_state, **sums),
-            },
-            budget=settings.budget / 3,
-        )
-    for name in ("gated delta rule", "KDA", "decayed sums"):
+        calls = {name: steps(call, donate=True) for name, call in rules.items()}
+        calls |= {f"{name}, old state kept": steps(call, donate=False) for name, call in rules.items()}
+        best = seconds({"copy": lambda: target.copy_(source), **calls}, budget=settings.budget / 3)
+    yield Row("copy of the state", best["copy"] * 1e6, "microseconds")
+    for name in calls:
+        bar = None if "kept" in name else 1.5
         yield Row(f"one token, {name}", best[name] * 1e6, "microseconds")
-        yield Row(f"one token, {name}, beside a copy of the state", best[name] / best["copy"], "times", 1.5, False)
+        yield Row(f"one token, {name}, beside a copy of the state", best[name] / best["copy"], "times", bar, False)
+
+
+def steps(call: Callable[..., Any], donate: bool) -> Callable[[], object]:
+    """Token after token, from a state of its own."""
+    state = call()[1]
+
+    def step() -> None:
+        nonlocal state
+        _, state = call(state=state, donate_state=donate)
+
+    return step

@@ -49,6 +49,8 @@ struct DecayKernels {
   int32_t (*decode)(const DecayCall&, int64_t batch, int64_t head);
   int32_t (*backward)(const DecayCall&, const DecayPart&);        // of one segment
   int32_t (*backward_state)(const DecayCall&, const DecayPart&);  // the gradient of the state before it alone
+  bool (*step_fits)(const DecayCall&);                            // core/step_checks.h
+  int32_t (*step_flags)(const DecayCall&);
 };
 
 DECLARE_KERNELS(DecayKernels, decay)

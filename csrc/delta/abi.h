@@ -54,6 +54,8 @@ struct DeltaKernels {
   void (*forward)(const DeltaCall&, const DeltaPart&);
   void (*backward)(const DeltaCall&, const DeltaPart&, int64_t part);
   void (*decode)(const DeltaCall&, int64_t first, int64_t count);
+  bool (*step_fits)(const DeltaCall&);  // core/step_checks.h
+  int32_t (*step_flags)(const DeltaCall&);
 };
 
 DECLARE_KERNELS(DeltaKernels, delta)

@@ -49,7 +49,8 @@ EXPORT int32_t linattn_delta_backward(const DeltaCall* c) {
   return run_parts(*c, c->parts, [&](const DeltaPart& p, int64_t part) { delta_kernels().backward(*c, p, part); });
 }
 
-/// One token for every head of the batch, with everything that stays the same from step to step in `fixed`.
+/// One token for every head of the batch, with everything that stays the same from step to step in `fixed`. Without a mask,
+/// bad inputs are refused with NOT_FINITE before anything is written.
 EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, const void* key, const void* value,
                                   const float* beta, const float* log_decay, const uint8_t* mask, const float* state,
                                   float* state_new, void* out, int64_t threads) {
@@ -58,6 +59,7 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
   c.bounds = bounds, c.sequences = 1;
   c.query = query, c.key = key, c.value = value, c.beta = beta, c.log_decay = log_decay, c.mask = mask;
   c.state = state, c.state_new = state_new, c.out = out;
+  if (!mask && !delta_kernels().step_fits(c)) return NOT_FINITE;
   // A thread is worth waking for about 100 KB of state. Heads that lie together go to one thread.
   const int64_t heads = c.batch * c.heads, worth = heads * c.dim * c.value_dim * 4 / 100000 + 1;
   const int64_t workers = worth < threads ? worth : threads;
@@ -67,7 +69,7 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
       const int64_t first = heads * i / pieces;
       delta_kernels().decode(c, first, heads * (i + 1) / pieces - first);
     });
-    return OK;
+    return mask ? OK : delta_kernels().step_flags(c);
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }

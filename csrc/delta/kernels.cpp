@@ -1,10 +1,15 @@
 /// The kernels of the delta rule for the instruction set given by the compiler's flags; compiled once for each.
+#include "core/step_checks.h"
 #include "delta/backward.h"
 #include "delta/decode.h"
 
 namespace {
 
-const DeltaKernels KERNELS = {forward, backward, decode};
+bool fits(const DeltaCall& c) {
+  return step_fits(c, c.channels ? c.dim : 1) && rows_finite(c.beta, c.beta_stride, c.batch, c.heads, 1, FLOAT32);
+}
+
+const DeltaKernels KERNELS = {forward, backward, decode, fits, step_flags<DeltaCall>};
 
 }  // namespace
 

@@ -275,4 +275,4 @@ def test_the_structure_matches_the_library(monkeypatch):
     assert decayed_sums_bindings.available()
     monkeypatch.setattr(decayed_sums_bindings.ctypes, "sizeof", lambda _: 1)
     with pytest.raises(RuntimeError, match="another version"):
-        decayed_sums_bindings.available()
+        decayed_sums_bindings._entry("forward")

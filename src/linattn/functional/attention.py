@@ -13,6 +13,7 @@ from ..nearfar import NearFar
 from ..nearfar.native_fast_path import fast_path as nearfar_fast_path
 from ..ops.packing import CuSeqlens
 from ..states import LinearState, State
+from ..states.recurrent import RecurrentState
 from . import checks, decayed_attention
 from .normalise import Arguments, normalise, restore
 from .run import run
@@ -40,6 +41,7 @@ def attention(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: Literal[False] = False,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor: ...
 
@@ -63,6 +65,7 @@ def attention(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: Literal[True],
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> tuple[Tensor, State]: ...
 
@@ -86,6 +89,7 @@ def attention(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: bool,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor | tuple[Tensor, State]: ...
 
@@ -108,6 +112,7 @@ def attention(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: bool = False,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor | tuple[Tensor, State]:
     """Attention with the arguments of torch's scaled_dot_product_attention and a kernel whose cost is linear in the tokens.
@@ -146,6 +151,8 @@ def attention(
             queries and keys. States then have a batch dimension of n after the others.
         state: the state of an earlier call, to continue from.
         return_state: also return the state.
+        donate_state: the new state may take the memory of `state`, which must not be used afterwards. Saves time for one
+            token of decayed sums; elsewhere nothing changes.
         engine: "auto", "torch" or "native".
 
     Returns:
@@ -164,6 +171,13 @@ def attention(
         fast = _fast_path(query, key, value, kernel, scale, is_causal, enable_gqa, state, return_state)
         if fast is not None:
             return fast
+    unmasked = key_mask is None and cu_seqlens is None and attn_mask is None and not dropout_p
+    if type(state) is RecurrentState and unmasked and is_causal and return_state and gate is None and engine != "torch":
+        quick = decayed_attention.decode(
+            query, key, value, kernel, scale, enable_gqa, normalize, log_decay, state, donate_state
+        )
+        if quick is not None:
+            return quick
     arguments = Arguments(
         query=query,
         key=key,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels import Kernel
 from ..kernels.base import compute_dtype
 from ..kernels.elementwise import Identity
-from ..kernels.names import constant
+from ..kernels.names import KernelName, constant
 from ..ops.linear_attention.chunk import divide
 from ..ops.packing import Packing, read_packing
 from ..states import State
@@ -22,8 +22,10 @@ from ..states.recurrent import RecurrentState
 from . import checks
 from .decayed_sums import decayed_sums
 from .normalise import Arguments, read_masks
+from .recurrent_decode import decode as one_token
 
 RULE = "decayed_sums"
+UNNORMALIZED = " normalize=False"  # in the names of states
 
 
 class _Tokens(NamedTuple):
@@ -68,6 +70,35 @@ def _per_channel(given: Arguments) -> bool:
     return x.dim() == 2 and tokens > 1 and x.shape[0] == tokens
 
 
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Kernel | KernelName,
+    scale: float | None,
+    enable_gqa: bool,
+    normalize: bool,
+    log_decay: Tensor | None,
+    state: RecurrentState,
+    donate: bool,
+) -> tuple[Tensor, State] | None:
+    """One token of the identity kernel without a denominator; None if the call is not eligible."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)) or query.dim() != 4:
+        return None
+    if normalize or (kernel != "identity" and type(kernel) is not Identity) or key.shape[:3] != value.shape[:3]:
+        return None
+    if not key.shape[1] or query.shape[1] % key.shape[1]:
+        return None
+    made = constant(kernel, query)
+    if not (made.any_dim or made.dim == query.shape[-1]):
+        return None
+    rule = made.signature(scale, query.shape[-1]) + UNNORMALIZED
+    factor = 1.0 if scale is None else float(scale)
+    return one_token(
+        rule, query, key, value, None, log_decay, state, enable_gqa=enable_gqa, scale=factor, donate=donate
+    )
+
+
 def attend(given: Arguments) -> Tensor | tuple[Tensor, State]:
     """The output, and the state with return_state."""
     query, key, value = given.query, given.key, given.value
@@ -86,7 +117,7 @@ def attend(given: Arguments) -> Tensor | tuple[Tensor, State]:
     log_decay, value = _read_decay(given, kernel, batch, key, value)
     if given.normalize:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    signature = kernel.signature(given.scale, query.shape[-1]) + ("" if given.normalize else " normalize=False")
+    signature = kernel.signature(given.scale, query.shape[-1]) + ("" if given.normalize else UNNORMALIZED)
     state = _renamed(given.state, signature, RULE)
     tokens = _Tokens(*_features(kernel, query, key, value, given.scale), log_decay, mask)
     packing = None if given.cu_seqlens is None else read_packing(given.cu_seqlens, query.shape[-2], S)

@@ -29,6 +29,7 @@ def delta_rule(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: Literal[False] = False,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor: ...
 
@@ -48,6 +49,7 @@ def delta_rule(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: Literal[True],
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> tuple[Tensor, State]: ...
 
@@ -67,6 +69,7 @@ def delta_rule(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: bool,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor | tuple[Tensor, State]: ...
 
@@ -85,6 +88,7 @@ def delta_rule(
     cu_seqlens: CuSeqlens | None = None,
     state: State | None = None,
     return_state: bool = False,
+    donate_state: bool = False,
     engine: EngineName = "auto",
 ) -> Tensor | tuple[Tensor, State]:
     """The delta rule: causal attention with a self-correcting state, in time linear in the tokens.
@@ -121,6 +125,8 @@ def delta_rule(
             dimension of n after the others.
         state: the state of an earlier call, to continue from.
         return_state: also return the state.
+        donate_state: the new state may take the memory of `state`, which must not be used afterwards: a token then costs
+            little more than reading and writing its state once.
         engine: "auto", "torch" or "native".
 
     Returns:
@@ -135,8 +141,8 @@ def delta_rule(
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
-        options = {"scale": scale, "normalize_qk": normalize_qk}
-        quick = decode("delta_rule", native, query, key, value, (beta, log_decay), state, enable_gqa, **options)
+        options = {"enable_gqa": enable_gqa, "normalize_qk": normalize_qk, "donate": donate_state and return_state}
+        quick = decode("delta_rule", query, key, value, beta, log_decay, state, scale=scale, **options)
         if quick is not None:
             return quick if return_state else quick[0]
     call = read_call(

@@ -1,59 +1,136 @@
-"""Decode fast path: one token from a state, without gradients, with little Python around the native step."""
+"""Decode fast path: one token from a state, without gradients, with little Python around the native step.
 
-import math
-from types import ModuleType
+What calls of one shape have in common is worked out once and kept as a plan. The library itself checks the numbers.
+"""
+
+from collections.abc import Hashable
 
 import torch
-from torch import Tensor
+from torch import Tensor, empty_like, get_num_threads
+from torch.compiler import is_compiling
 
-from ..engines.native.ffi import library
+from ..engines.native import decayed_sums_bindings, delta_rule
+from ..engines.native.ffi import OVERFLOWED, library
+from ..engines.native.output_pool import empty as pooled_empty
 from ..engines.native.plans import eligible
+from ..engines.native.step_plan import StepPlan
 from ..states.recurrent import RecurrentState
-from .recurrent_checks import LOWEST
+
+MOST_PLANS = 512
+
+_plans: dict[Hashable, StepPlan | None] = {}
 
 
 def decode(
     rule: str,
-    native: ModuleType,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    gates: tuple[Tensor | None, ...],
+    beta: Tensor | None,
+    log_decay: Tensor | None,
     state: object,
+    *,
     enable_gqa: bool,
-    **options: float | bool,
+    scale: float,
+    normalize_qk: bool = False,
+    donate: bool = False,
 ) -> tuple[Tensor, RecurrentState] | None:
     """rows and the new state, or None: then the call is not eligible, and the general path serves it or says what is wrong.
 
-    gates: beta (B, H, 1) of the delta rule, and log_decay None, (B, H, 1) or (B, H, 1, D).
+    rule: the state's `kernel`. beta: (B, H, 1) for the delta rule, None for decayed sums. log_decay: None, (B, H, 1) or
+    (B, H, 1, D). donate: the new state takes the place of the old one in memory.
     """
-    if not isinstance(state, RecurrentState) or state.kernel != rule or not isinstance(query, Tensor):
+    if type(state) is not RecurrentState or state.kernel != rule or is_compiling() or library.why_not is not None:
         return None
-    if query.dim() != 4 or query.shape[2] != 1 or torch.compiler.is_compiling() or library.why_not is not None:
+    S = state.S
+    try:
+        name = (
+            *(query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype),
+            *(value.shape, value.stride(), value.dtype, S.shape, S.stride(), S.dtype),
+            None if beta is None else (beta.shape, beta.stride(), beta.dtype),
+            None if log_decay is None else (log_decay.shape, log_decay.stride(), log_decay.dtype),
+            *(scale, normalize_qk, enable_gqa),
+        )
+        plan = _plans.get(name)
+        if plan is None:
+            if name in _plans:
+                return None
+            plan = _remember(name, _plan(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk))
+    except (AttributeError, TypeError):  # something is not a tensor
         return None
-    S, log_decay = state.S, gates[-1]
-    if not all(isinstance(x, Tensor) for x in (key, value, S, *gates[:-1])):
-        return None
-    given = [query, key, value, S, *(x for x in gates if x is not None)]
-    if not eligible(*given) or not _fits(query, key, value, S, gates, enable_gqa):
-        return None
+    given = [query, key, value, S]
+    if beta is not None:
+        given.append(beta)
     if log_decay is not None:
-        low, high = log_decay.aminmax()
-        if not (float(high) <= 0 and float(low) >= LOWEST):
-            return None
-    out, final = native.decode(query, key, value, *gates, None, S, **options)
-    if not math.isfinite(out.sum()):
+        given.append(log_decay)
+    if plan is None or not eligible(*given):
         return None
-    return out, RecurrentState(rule, final, state.tokens + 1)
+    out = empty_like(plan.out_like)
+    new = S if donate else pooled_empty(*plan.state_shape)
+    flags = plan.entry(
+        plan.fixed,
+        query.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        *(() if beta is None else (beta.data_ptr(),)),
+        None if log_decay is None else log_decay.data_ptr(),
+        None,
+        S.data_ptr(),
+        new.data_ptr(),
+        out.data_ptr(),
+        get_num_threads(),
+    )
+    if not flags:
+        return out, RecurrentState(rule, new, state.tokens + 1)
+    if flags == OVERFLOWED and donate:
+        raise ValueError(
+            "the output of this token is beyond the range of its dtype, and so is the state that was donated."
+        )
+    return None
+
+
+def _remember(name: Hashable, plan: StepPlan | None) -> StepPlan | None:
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    _plans[name] = plan
+    return plan
+
+
+def _plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    S: Tensor,
+    enable_gqa: bool,
+    scale: float,
+    normalize_qk: bool,
+) -> StepPlan | None:
+    """The plan of calls of these shapes, strides and dtypes; None where the general path must serve them."""
+    if not _fits(query, key, value, S, beta, log_decay, enable_gqa):
+        return None
+    rows = [query, key, value, *(x for x in (log_decay,) if x is not None and x.dim() == 4)]
+    if not S.is_contiguous() or any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in rows):
+        return None
+    if beta is None:
+        return decayed_sums_bindings.step_plan(query, key, value, log_decay, scale=scale)
+    return delta_rule.step_plan(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk)
 
 
 def _fits(
-    query: Tensor, key: Tensor, value: Tensor, S: Tensor, gates: tuple[Tensor | None, ...], enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    S: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    enable_gqa: bool,
 ) -> bool:
     """Shapes are canonical as they are, and dtypes what the native step takes."""
-    B, Hq, _, D = query.shape
-    if value.dim() != 4 or key.dim() != 4:
+    if not query.dim() == key.dim() == value.dim() == 4 or query.shape[2] != 1:
         return False
+    B, Hq, _, D = query.shape
     H, M, Hk = value.shape[1], value.shape[3], key.shape[1]
     if key.shape != (B, Hk, 1, D) or value.shape != (B, H, 1, M) or S.shape != (B, H, D, M) or not B * H * D * M:
         return False
@@ -62,5 +139,5 @@ def _fits(
     if not query.dtype == key.dtype == value.dtype or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
     shapes = (B, H, 1), (B, H, 1, D)
-    fine = all(x is None or (x.dtype == torch.float32 and x.shape in shapes) for x in gates)
-    return fine and S.dtype == torch.float32 and (len(gates) == 1 or gates[0] is None or gates[0].dim() == 3)
+    fine = all(x is None or (x.dtype == torch.float32 and x.shape in shapes) for x in (beta, log_decay))
+    return fine and S.dtype == torch.float32 and (beta is None or beta.dim() == 3)

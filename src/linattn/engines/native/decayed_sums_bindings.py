@@ -20,10 +20,10 @@ from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS
 from .output_pool import empty as pooled_empty
+from .step_plan import NO_SPACE, StepPlan, read_flags
 
 SEGMENT = 256  # tokens between the states that training keeps: D M / 256 numbers for each token and head
 MOST_PLANS = 256  # shapes of one-token calls that are remembered
-NO_SPACE = "linattn: not enough memory for the work space of the decayed sums"
 
 
 def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
@@ -52,19 +52,19 @@ class DecayCall(Structure):
 
 def available() -> bool:
     """Whether the native library is loaded and has the decayed sums."""
-    return library.why_not is None and _entry("forward") is not None
+    return library.why_not is None and hasattr(library._library, "linattn_decay_call_size")
 
 
 @functools.cache
-def _entry(name: str) -> Callable[..., int] | None:
-    loaded = getattr(library, "_library", None)
-    size = getattr(loaded, "linattn_decay_call_size", None)
-    if size is None:
-        return None
+def _entry(name: str) -> Callable[..., int]:
+    """linattn_decay_<name> of the library."""
+    if library.why_not is not None:
+        raise RuntimeError(f"the native engine is not available: {library.why_not}.")
+    size = library._library.linattn_decay_call_size
     size.restype = c_int64
     if size() != ctypes.sizeof(DecayCall):
-        raise RuntimeError(f"linattn's native engine cannot be used: {OTHER_VERSION}")
-    entry = getattr(loaded, f"linattn_decay_{name}")
+        raise RuntimeError(f"the native engine is not available: {OTHER_VERSION}.")
+    entry: Any = getattr(library._library, f"linattn_decay_{name}")
     entry.restype = c_int32
     entry.argtypes = [c_void_p] * 9 + [c_int64] if name == "decode" else [ctypes.POINTER(DecayCall)]
     return entry
@@ -73,8 +73,6 @@ def _entry(name: str) -> Callable[..., int] | None:
 def run(name: str, call: DecayCall) -> None:
     """Calls an entry of the library, on as many threads as torch has."""
     entry = _entry(name)
-    if entry is None:
-        raise RuntimeError(f"linattn's native engine cannot be used: {library.why_not or OTHER_VERSION}")
     call.threads = torch.get_num_threads()
     if entry(ctypes.byref(call)) & NO_MEMORY:
         raise MemoryError(NO_SPACE)
@@ -197,18 +195,25 @@ def backward(
     return grads[0], grads[1], grads[2], grad_decay, grad_state
 
 
-class DecodePlan:
-    """What one-token calls of one shape have in common."""
-
-    def __init__(self, inputs: Inputs, dtype: torch.dtype) -> None:
-        self.call, self.address = inputs.call, ctypes.addressof(inputs.call)
-        self.bounds = inputs.keep[3]
-        self.state_shape = inputs.state_shape
-        self.out_like = FLOATS.new_empty(inputs.out_shape, dtype=dtype)
-        inputs.set_out(self.out_like)
+_plans: dict[tuple[object, ...], StepPlan] = {}
 
 
-_plans: dict[tuple[object, ...], DecodePlan] = {}
+def step_plan(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, *, scale: float) -> StepPlan:
+    """Of one-token calls like this one, whose coordinates are contiguous."""
+    tokens = query, key, value
+    decay = None if log_decay is None else (log_decay.dim(), log_decay.stride())
+    name = (*(x.shape for x in tokens), *(x.stride() for x in tokens), decay, query.dtype, scale)
+    plan = _plans.get(name)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        inputs = Inputs(query, key, value, log_decay, None, None, None, scale)
+        out_like = FLOATS.new_empty(inputs.out_shape, dtype=query.dtype)
+        inputs.set_out(out_like)
+        keep = inputs.call, inputs.keep[3]  # the bounds
+        plan = StepPlan(_entry("decode"), ctypes.addressof(inputs.call), keep, out_like, inputs.state_shape)
+        _plans[name] = plan
+    return plan
 
 
 def decode(
@@ -229,24 +234,7 @@ def decode(
     query, key, value = rows(query), rows(key), rows(value)
     if log_decay is not None and log_decay.dim() == 4:
         log_decay = rows(log_decay)
-    decay = None if log_decay is None else (log_decay.dim(), log_decay.stride())
-    shapes = (
-        query.shape,
-        key.shape,
-        value.shape,
-        query.stride(),
-        key.stride(),
-        value.stride(),
-        decay,
-        query.dtype,
-        scale,
-    )
-    plan = _plans.get(shapes)
-    if plan is None:
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        plan = DecodePlan(Inputs(query, key, value, log_decay, None, None, None, scale), query.dtype)
-        _plans[shapes] = plan
+    plan = step_plan(query, key, value, log_decay, scale=scale)
     final = FLOATS.new_empty(plan.state_shape) if out_state is None else out_state
     if final.shape != plan.state_shape or not final.is_contiguous() or final.dtype is not torch.float32:
         expected = f"a contiguous float32 tensor of shape {plan.state_shape}"
@@ -256,8 +244,8 @@ def decode(
     if mask is not None and not mask.is_contiguous():
         mask = mask.contiguous()
     out = torch.empty_like(plan.out_like)
-    flags = _entry("decode")(  # type: ignore[misc]
-        plan.address,
+    flags = plan.entry(
+        plan.fixed,
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -269,5 +257,5 @@ def decode(
         torch.get_num_threads(),
     )
     if flags:
-        raise MemoryError(NO_SPACE)
+        read_flags(flags, out, state, final)
     return out, final

@@ -19,6 +19,7 @@ from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS
 from .plans import eligible
+from .step_plan import NO_SPACE, StepPlan, read_flags
 
 SEGMENT = 512  # tokens between checkpoints of the state: csrc/delta/abi.h
 
@@ -110,7 +111,7 @@ def _inputs(
 def _run(name: str, call: DeltaCall, keep: list[Any]) -> None:
     """keep: what must live until the call is over."""
     if _entry(name)(call) == NO_MEMORY:
-        raise MemoryError("the native engine could not get its work space")
+        raise MemoryError(NO_SPACE)
 
 
 def checkpoint_shape(query: Tensor, value: Tensor, cu_seqlens: list[int] | None, train: bool) -> tuple[int, ...]:
@@ -204,14 +205,14 @@ def _sum_heads(x: Tensor, parts: int, heads: int) -> Tensor:
 
 
 @functools.lru_cache(64)
-def _step_call(
+def _step_plan(
     shapes: tuple[torch.Size, torch.Size, torch.Size],
     strides: tuple[tuple[int, ...], ...],
     dtype: torch.dtype,
     scale: float,
     normalize_qk: bool,
-) -> tuple[int, DeltaCall]:
-    """What one-token calls of these shapes have in common: its address, and the structure itself."""
+) -> StepPlan:
+    """What one-token calls of these shapes have in common."""
     (B, Hq, _, D), (_, Hk, _, _), (_, H, _, M) = shapes
     call = DeltaCall(batch=B, query_heads=Hq, key_heads=Hk, heads=H, tokens=1, dim=D, value_dim=M)
     call.dtype, call.normalize, call.scale = DTYPES[dtype], normalize_qk, scale
@@ -220,7 +221,25 @@ def _step_call(
     if len(strides) > 4:
         call.decay_stride[:], call.channels = strides[4][:3], len(strides[4]) == 4
     call.out_stride[:] = max(Hq, H) * M, M, M
-    return ctypes.addressof(call), call
+    out_like = FLOATS.new_empty(B, max(Hq, H), 1, M, dtype=dtype)
+    return StepPlan(_entry("step"), ctypes.addressof(call), call, out_like, (B, H, D, M))
+
+
+def step_plan(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    *,
+    scale: float,
+    normalize_qk: bool,
+) -> StepPlan:
+    """Of one-token calls like this one, whose coordinates are contiguous."""
+    strides: tuple[tuple[int, ...], ...] = query.stride(), key.stride(), value.stride(), beta.stride()
+    if log_decay is not None:
+        strides = (*strides, log_decay.stride())
+    return _step_plan((query.shape, key.shape, value.shape), strides, query.dtype, scale, normalize_qk)
 
 
 def decode(
@@ -241,38 +260,28 @@ def decode(
     out_state: a contiguous float32 tensor that the new state is written to; it may be `state` itself.
     """
     query, key, value = rows(query), rows(key), rows(value)
-    strides: tuple[tuple[int, ...], ...] = query.stride(), key.stride(), value.stride(), beta.stride()
-    decay_at = mask_at = state_at = None
-    if log_decay is not None:
-        log_decay = rows(log_decay) if log_decay.dim() == 4 else log_decay
-        strides, decay_at = (*strides, log_decay.stride()), log_decay.data_ptr()
-    if mask is not None:
-        mask = mask.contiguous()
-        mask_at = mask.data_ptr()
-    if state is not None:
-        state = state.contiguous()
-        state_at = state.data_ptr()
-    shapes = query.shape, key.shape, value.shape
-    fixed, _keep = _step_call(shapes, strides, query.dtype, scale, normalize_qk)
-    B, Hq, _, D = shapes[0]
-    _, H, _, M = shapes[2]
-    out = query.new_empty(B, max(Hq, H), 1, M)
-    final = output_pool.empty(B, H, D, M) if out_state is None else out_state
-    flags = _entry("step")(
-        fixed,
+    if log_decay is not None and log_decay.dim() == 4:
+        log_decay = rows(log_decay)
+    mask = None if mask is None else mask.contiguous()
+    state = None if state is None else state.contiguous()
+    plan = step_plan(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk)
+    out = torch.empty_like(plan.out_like)
+    final = output_pool.empty(*plan.state_shape) if out_state is None else out_state
+    flags = plan.entry(
+        plan.fixed,
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
         beta.data_ptr(),
-        decay_at,
-        mask_at,
-        state_at,
+        None if log_decay is None else log_decay.data_ptr(),
+        None if mask is None else mask.data_ptr(),
+        None if state is None else state.data_ptr(),
         final.data_ptr(),
         out.data_ptr(),
         torch.get_num_threads(),
     )
-    if flags == NO_MEMORY:
-        raise MemoryError("the native engine could not get its work space")
+    if flags:
+        read_flags(flags, out, state, final)
     return out, final
 
 
