@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import linattn
-from flops import both, forward
 from linattn.engines.native import plans
 from linattn.engines.native.ffi import library
 from linattn.kernels import Positive
 from linattn.measure import peak_memory
+from linattn.measure.flops import both, forward
 from registry import Row, Settings, case
 from timer import matmul_rate, seconds
 

@@ -1,6 +1,6 @@
 """The update rules of today's models: shares of the matrix-product rate, times the reference code of transformers, decoding.
 
-FLOPs are counted as flops.py says. A backward pass counts as twice its forward pass.
+FLOPs are counted as linattn.measure.flops says. A backward pass counts as twice its forward pass.
 """
 
 import importlib
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-import flops
 import linattn
-from linattn.measure import peak_memory
+from linattn.measure import flops, peak_memory
 from registry import Row, Settings, case
 from timer import matmul_rate, seconds
 

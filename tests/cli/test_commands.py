@@ -14,7 +14,7 @@ from cli_support import INTERRUPTED, check_interrupted_import, process
 from linattn.cli import main, names
 from linattn.cli.run import explain
 
-SMALL = ["compare", "--lengths", "32", "64", "--heads", "2", "--dim", "16", "--seconds", "0.001"]
+SMALL = ["compare", "--lengths", "32", "64", "--heads", "2", "--dim", "16", "--seconds", "0.001", "--rules", "none"]
 
 
 def test_info_says_what_is_there(capsys):
@@ -42,6 +42,31 @@ def test_compare_prints_a_table_and_writes_files(capsys, tmp_path):
     assert "http" not in page
 
 
+def test_compare_shows_the_update_rules(capsys, tmp_path):
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "html")}
+    chosen = ["--kernels", "elu", "--engines", "torch", "--rules", *names.RULES]
+    assert main([*SMALL, *chosen, *(x for kind, path in files.items() for x in (f"--{kind}", str(path)))]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(files["json"].read_text())
+    assert [row["rule"] for row in found["rule_summary"]] == list(names.RULES)
+    assert [(row["rule"], row["tokens"]) for row in found["rules"]] == [
+        (name, n) for name in names.RULES for n in (32, 64)
+    ]
+    for row in found["rule_summary"]:
+        assert row["seconds"] > 0
+        assert row["step_copies"] > 0
+        assert (row["matmul_share"] is None) == (row["rule"] == "mamba1")
+        assert f"{row['seconds'] * 1e3:.2f} ms" in printed
+        assert f"<td>{row['rule']}</td>" in files["html"].read_text()
+
+
+def test_the_count_of_a_rule_is_that_of_the_design():
+    from linattn.measure import flops
+
+    H, N, D, M, C = 8, 4096, 128, 64, 64
+    assert flops.delta_rule(H, N, D, M) == N * H * (2 * C * D + 2 * C * M + 6 * D * M)
+
+
 def test_compare_times_the_backward_pass(capsys):
     assert main([*SMALL, "--kernels", "relu", "--backward", "--engines", "torch"]) == 0
     assert "forward + backward" in capsys.readouterr().out
@@ -49,9 +74,11 @@ def test_compare_times_the_backward_pass(capsys):
 
 def test_the_names_of_options_are_those_of_the_library():
     from linattn.engines import describe
+    from linattn.measure.rules import RULES
 
     assert tuple(linattn.kernels.NAMES) == names.KERNELS
     assert tuple(describe()) == names.ENGINES
+    assert tuple(RULES) == names.RULES
 
 
 def test_the_names_of_models_are_those_of_the_library():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from .._commandline import PLOT_SUFFIXES, add_output, real, require, seed, whole
 from .._files import write_file, write_json, write_text
-from .names import ENGINES, KERNELS
+from .names import ENGINES, KERNELS, RULES
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["elu", "positive", "trig", "nearfar"],
         metavar="NAME",
         help=f"of {', '.join(names)}",
+    )
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        choices=[*RULES, "none"],
+        default=list(RULES),
+        metavar="NAME",
+        help=f"update rules of today's models, of {', '.join(RULES)}, or none",
     )
     parser.add_argument(
         "--engines", nargs="+", choices=ENGINES, metavar="NAME", help="torch, native (default: all that this build has)"
@@ -76,6 +84,12 @@ def run(args: argparse.Namespace) -> int:
         seconds=args.seconds,
         progress=progress,
     )
+    chosen_rules = [name for name in dict.fromkeys(args.rules) if name != "none"]
+    if chosen_rules:
+        from ..measure.rules import compare_rules
+
+        size = {"heads": args.heads, "dim": 2 * args.dim, "seed": args.seed, "seconds": args.seconds}
+        result.rules += compare_rules(sorted(set(args.lengths)), chosen_rules, **size, progress=progress)
     print(as_text(result))
     if args.json:
         write_json(args.json, result.as_dict())
@@ -140,7 +154,35 @@ def as_text(result: "Comparison") -> str:
         where = "" if entry["kernel"] == "softmax" else "not up to here" if cross is None else f"{cross:.0f} tokens"
         power = "" if growth is None else f"{growth:.2f}"
         lines.append(f"  {entry['kernel']:12} {entry['engine']:10} crossover {where:16} growth {power}")
-    return "\n".join(lines)
+    return "\n".join(lines + _rule_lines(result))
+
+
+def _rule_lines(result: "Comparison") -> list[str]:
+    """The update rules, at the longest length."""
+    if not result.rules:
+        return []
+    heads, dim = result.setting["heads"], 2 * int(str(result.setting["dim"]))
+    lines = [
+        "",
+        f"update rules of today's models: causal, forward, {heads} heads, dim {dim} (mamba1: 1536 channels of 16), auto engine",
+        f"{'rule':12} {'tokens':>7} {'time':>10} {'of matmul':>9} {'growth':>6} {'peak extra':>11} {'x transformers':>14}"
+        "  one token",
+    ]
+    for row in result.rule_summary():
+        share, peak, times = row["matmul_share"], row["peak_bytes"], row["reference_speedup"]
+        cells = [
+            "" if share is None else f"{share:.2f}",
+            "" if row["exponent"] is None else f"{row['exponent']:.2f}",
+            "?" if peak is None else f"{cast('int', peak) / 2**20:.1f} MiB",
+            "" if times is None else f"{times:.1f}",
+        ]
+        step = f"{cast('float', row['step_seconds']) * 1e6:.0f} us, {row['step_copies']:.1f} copies of the state"
+        lines.append(
+            f"{row['rule']:12} {row['tokens']:>7} {cast('float', row['seconds']) * 1e3:>7.2f} ms {cells[0]:>9} {cells[1]:>6} "
+            f"{cells[2]:>11} {cells[3]:>14}  {step}"
+        )
+    lines.append("of matmul: share of the rate of torch's 2048^3 product, on necessary FLOPs (linattn.measure.flops)")
+    return lines
 
 
 def _line(row: "Row") -> str:

@@ -3,3 +3,4 @@
 KERNELS = ("softmax", "nearfar", "positive", "trig", "polynomial", "taylor", "elu", "relu", "identity")
 ENGINES = ("torch", "native")
 MODELS = ("smollm2", "minilm")
+RULES = ("retention", "gla", "gated-delta", "kda", "mamba2", "mamba1")

@@ -18,6 +18,7 @@ from ..nearfar import NearFar
 from .clock import peak_memory, timing
 from .fidelity import fidelity
 from .machine import machine
+from .rules import RuleRow
 
 ERROR_UP_TO = 2048  # tokens up to which the error is measured: exact softmax is needed for it
 
@@ -45,6 +46,7 @@ class Comparison:
     setting: dict[str, object]
     softmax: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    rules: list[RuleRow] = field(default_factory=list)
 
     def of(self, kernel: str, engine: str) -> list[Row]:
         return [row for row in self.rows if (row.kernel, row.engine) == (kernel, engine)]
@@ -62,9 +64,17 @@ class Comparison:
             found.append({"kernel": kernel, "engine": engine, "crossover": crossover(rows), "exponent": exponent(rows)})
         return found
 
+    def rule_summary(self) -> list[dict[str, object]]:
+        """For each update rule its last row and the exponent of growth."""
+        found = []
+        for name in dict.fromkeys(row.rule for row in self.rules):
+            rows = [row for row in self.rules if row.rule == name]
+            found.append({**dataclasses.asdict(rows[-1]), "exponent": exponent(rows)})
+        return found
+
     def as_dict(self) -> dict[str, object]:
         """All figures as plain data, for JSON."""
-        return {**dataclasses.asdict(self), "summary": self.summary()}
+        return {**dataclasses.asdict(self), "summary": self.summary(), "rule_summary": self.rule_summary()}
 
 
 def crossover(rows: Sequence[Row]) -> float | None:
@@ -83,7 +93,7 @@ def crossover(rows: Sequence[Row]) -> float | None:
     return float(ordered[0].tokens)
 
 
-def exponent(rows: Sequence[Row]) -> float | None:
+def exponent(rows: Sequence[Row | RuleRow]) -> float | None:
     """p in time ~ tokens^p, fitted to the longer half of the lengths, where constant costs no longer matter."""
     ordered = sorted(rows, key=lambda row: row.tokens)
     tail = ordered[len(ordered) // 2 :] if len(ordered) > 3 else ordered

@@ -43,11 +43,42 @@ def comparison_page(result: Comparison) -> str:
         ],
         wide=columns(len(matrices), (5, 4, 6)),
         narrow=columns(len(matrices), (3, 2, 4)),
+        rules=_rules(result),
         figures=[
             ["kernel", "engine", "tokens", "ms", "x softmax", "peak extra MiB", "error", "plain average"],
             *(_cells(row) for row in [*result.softmax, *result.rows]),
         ],
     )
+
+
+def _rules(result: Comparison) -> list[list[object]]:
+    """The table of update rules, with its head; empty if none was measured."""
+    head: list[object] = [
+        "rule",
+        "tokens",
+        "ms",
+        "of matmul rate",
+        "growth",
+        "peak extra MiB",
+        "x transformers",
+        "token, us",
+        "in copies",
+    ]
+    rows = [
+        [
+            row["rule"],
+            row["tokens"],
+            _number(1e3 * float(str(row["seconds"])), ".2f"),
+            _number(row["matmul_share"], ".2f"),
+            _number(row["exponent"], ".2f"),
+            _number(None if row["peak_bytes"] is None else int(str(row["peak_bytes"])) / 2**20, ".1f"),
+            _number(row["reference_speedup"], ".1f"),
+            _number(1e6 * float(str(row["step_seconds"])), ".0f"),
+            _number(row["step_copies"], ".1f"),
+        ]
+        for row in result.rule_summary()
+    ]
+    return [head, *rows] if rows else []
 
 
 def _errors(result: Comparison) -> dict[str, Any] | None:
