@@ -1,6 +1,5 @@
 """One layer's forward with other functions: what its modelling file calls by name is looked up in a table of ours first."""
 
-import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,22 +59,26 @@ def rebuild(function: Any, table: Mapping[str, Callable[..., Any]]) -> Any:
     return made
 
 
-@functools.cache
-def _forward(kind: type[nn.Module]) -> Any:
-    return rebuild(kind.forward, FUNCTIONS)
+_forwards: dict[type[nn.Module], Any] = {}  # made once for each class
 
 
 class EngineForward:
     """Stands in for `forward` on one module; the class, and so every other model, keeps its own."""
 
     def __init__(self, module: nn.Module):
-        self.module = module
+        self.__setstate__({"module": module})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.module: Any = state["module"]
+        kind = type(self.module)
+        if kind not in _forwards:  # before torch.compile looks on, which could not follow
+            _forwards[kind] = rebuild(kind.forward, FUNCTIONS)
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         kind = type(self.module)
         if not hidden_states.is_cpu:
             return kind.forward(self.module, hidden_states, *args, **kwargs)
-        return _forward(kind)(self.module, hidden_states, *args, **kwargs)
+        return _forwards[kind](self.module, hidden_states, *args, **kwargs)
 
 
 class ScanForward(EngineForward):
