@@ -41,10 +41,20 @@ struct SsdStep {
   float* out;                       // (batch, heads, dim)
 };
 
+/// out (rows, outputs) = x (rows, inputs) weight^T + bias, for a few rows.
+struct ProjectCall {
+  int64_t rows, inputs, outputs, threads, dtype, x_stride;  // dtype: of weight, FLOAT32 or BFLOAT16
+  const float* x;
+  const void* weight;  // (outputs, inputs)
+  const float* bias;   // (outputs) or null
+  float* out;
+};
+
 struct MixerKernels {
   void (*gated_norm)(const NormCall&, int64_t first, int64_t last);  // rows
   void (*conv_step)(const ConvStep&);
   void (*ssd_step)(const SsdStep&, int64_t first, int64_t last);  // heads, counted over the batch
+  void (*project)(const ProjectCall&, int64_t first, int64_t last);  // outputs
 };
 
 DECLARE_KERNELS(MixerKernels, mixer)

@@ -22,6 +22,7 @@ int32_t run_pieces(int64_t count, int64_t bytes, int64_t threads, const Work& wo
 EXPORT int64_t linattn_norm_call_size() { return sizeof(NormCall); }
 EXPORT int64_t linattn_conv_step_size() { return sizeof(ConvStep); }
 EXPORT int64_t linattn_ssd_step_size() { return sizeof(SsdStep); }
+EXPORT int64_t linattn_project_call_size() { return sizeof(ProjectCall); }
 
 EXPORT int32_t linattn_gated_norm(const NormCall* c) {
   return run_pieces(c->rows, c->rows * c->size * 4, c->threads,
@@ -35,4 +36,10 @@ EXPORT int32_t linattn_conv_step(const ConvStep* c) {
 EXPORT int32_t linattn_ssd_step(const SsdStep* s) {
   return run_pieces(s->batch * s->heads, s->batch * s->heads * s->dim * s->states * 4, s->threads,
                     [&](int64_t first, int64_t last) { mixer_kernels().ssd_step(*s, first, last); });
+}
+
+EXPORT int32_t linattn_project(const ProjectCall* c) {
+  const int64_t bytes = c->inputs * c->outputs * (c->dtype == FLOAT32 ? 4 : 2);
+  return run_pieces(c->outputs, bytes, c->threads,
+                    [&](int64_t first, int64_t last) { mixer_kernels().project(*c, first, last); });
 }

@@ -2,11 +2,12 @@
 /// each.
 #include "mixer/conv_step.h"
 #include "mixer/gated_norm.h"
+#include "mixer/project.h"
 #include "mixer/ssd_step.h"
 
 namespace {
 
-const MixerKernels KERNELS = {gated_norm, conv_step, ssd_step};
+const MixerKernels KERNELS = {gated_norm, conv_step, ssd_step, project};
 
 }  // namespace
 

@@ -55,6 +55,20 @@ class SsdStep(Structure):
     ]
 
 
+class ProjectCall(Structure):
+    """Mirrors struct ProjectCall of csrc/mixer/abi.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields("rows inputs outputs threads dtype x_stride", c_int64),
+        *_fields("x weight bias out", c_void_p),
+    ]
+
+
+@functools.cache
+def _project() -> Callable[..., int]:
+    return load_entries(ProjectCall, "project_call", ["project"])["project"]
+
+
 @functools.cache
 def _norm() -> Callable[..., int]:
     return load_entries(NormCall, "norm_call", ["gated_norm"])["gated_norm"]
@@ -159,4 +173,16 @@ def ssd_step(
     call.state, call.x, call.dt, call.B, call.C = (y.data_ptr() for y in (state, x, dt, B, C))
     call.A, call.D, call.bias, call.out = A.data_ptr(), address(D), address(bias), out.data_ptr()
     check_flags(_ssd()(ctypes.byref(call)))
+    return out
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (rows, inputs) float32, contiguous in inputs; weight (outputs, inputs) float32 or bfloat16, contiguous; bias (outputs)
+    float32 -> (rows, outputs) float32. For a few rows: the weights are read once."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    out = x.new_empty(rows, outputs)
+    call = ProjectCall(rows, inputs, outputs, torch.get_num_threads(), DTYPES[weight.dtype], x.stride(0))
+    call.x, call.weight, call.bias, call.out = x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr()
+    check_flags(_project()(ctypes.byref(call)))
     return out

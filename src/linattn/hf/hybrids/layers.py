@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import minimax
+from . import delta_net, mamba2, minimax
 from .forward import EngineForward, ScanForward, functions_called
 from .norms import NormForward, options_of
+from .projections import LinearForward
 
 # Which function tells a rule, in the order in which they are asked for.
 RULES = {
@@ -67,13 +68,23 @@ def linear_layers(model: nn.Module) -> list[LinearLayer]:
 
 
 def serve(layer: LinearLayer) -> list[Replaced]:
-    """Puts our forward on the module, and on its gated norm if it has one."""
-    kinds = {LIGHTNING: minimax.LightningForward, "Mamba-1 scan": ScanForward}
-    replaced = [_replace(layer.module, kinds.get(layer.rule, EngineForward)(layer.module))]
-    for norm in layer.module.children():
-        if options_of(norm) is not None:
-            replaced.append(_replace(norm, NormForward(norm)))
+    """Puts our forward on the module, and on its projections and gated norm."""
+    replaced = [_replace(layer.module, _forward_kind(layer)(layer.module))]
+    for child in layer.module.children():
+        if options_of(child) is not None:
+            replaced.append(_replace(child, NormForward(child)))
+        elif type(child) is nn.Linear:
+            replaced.append(_replace(child, LinearForward(child)))
     return replaced
+
+
+def _forward_kind(layer: LinearLayer) -> Any:
+    name = type(layer.module).__name__
+    if name in delta_net.CLASSES:
+        return delta_net.DeltaNetForward
+    if name in mamba2.CLASSES:
+        return mamba2.Mamba2Forward
+    return {LIGHTNING: minimax.LightningForward, "Mamba-1 scan": ScanForward}.get(layer.rule, EngineForward)
 
 
 def _replace(module: nn.Module, forward: Any) -> Replaced:
