@@ -26,6 +26,10 @@ struct DecayCall {
   void* out;
   int64_t out_stride[3];
   float* checkpoints;  // (B, segments of all n sequences, H, D, M): the state where a segment begins; null: not kept
+  /// Forward only, with one decay for each head: values are multiplied by input (B, H, T), and skip (H) times the value of
+  /// a token itself is added to its output, before `scale`. Null: neither.
+  const float *input, *skip;
+  int64_t input_stride[3];
   /// Backward. The gradients are float32 and contiguous; those of log_decay and of the state may be null.
   const void* grad_out;
   int64_t grad_out_stride[3];

@@ -47,7 +47,8 @@ Rows chunk_rows(const DecayCall& c, const Chunk& x, const void* base, const int6
 struct HeadDecay {
   float step[CHUNK];    // exp(g_i)
   float before[CHUNK];  // exp(g_0 + .. + g_i): from the state before the chunk to token i
-  float after[CHUNK];   // exp(g_{j+1} + ..): from token j to the end of the chunk
+  float after[CHUNK];   // exp(g_{j+1} + ..): from token j to the end of the chunk; times its input
+  float input[CHUNK];   // what multiplies the value of token i
   double log_total;     // g_0 + ..
 };
 
@@ -64,18 +65,22 @@ void load_head_decay(const DecayCall& c, const Chunk& x, int64_t head, HeadDecay
   for (int64_t i = 0; i < x.n; ++i) d.before[i] = product *= d.step[i];
   product = 1;
   for (int64_t j = x.n - 1; j >= 0; --j) d.after[j] = product, product *= d.step[j];
+  for (int64_t i = 0; i < CHUNK; ++i) d.input[i] = 1;
+  if (!c.input) return;
+  const float* u = c.input + x.batch * c.input_stride[0] + head * c.input_stride[1] + x.t * c.input_stride[2];
+  for (int64_t i = 0; i < x.n; ++i) d.input[i] = u[i * c.input_stride[2]], d.after[i] *= d.input[i];
 }
 
 /// Calls row(i, factors) for each token i, with factors[j] = exp(g_{j+1} + .. + g_i) for j <= i and 0 for j > i, as
-/// WORDS vectors. `step`: exp(g_i), or null without decay.
+/// WORDS vectors. `step`: exp(g_i), or null without decay. `input`: multiplies factors[j] by input_j; null: by 1.
 template <class Row>
-INLINE void decay_rows(const float* step, int64_t n, const Row& row) {
+INLINE void decay_rows(const float* step, int64_t n, const Row& row, const float* input = nullptr) {
   vec factors[WORDS] = {};
   for (int64_t i = 0; i < n; ++i) {
     const vec factor = splat(step ? step[i] : 1.0f);
     UNROLL(16)
     for (int w = 0; w < WORDS; ++w) {
-      const vec here = lanes() + float(w * VL) == splat(float(i)) ? splat(1.0f) : vec{};
+      const vec here = lanes() + float(w * VL) == splat(float(i)) ? splat(input ? input[i] : 1.0f) : vec{};
       factors[w] = factors[w] * factor + here;
     }
     row(i, factors);

@@ -106,15 +106,19 @@ void chunk_scores(const DecayCall& c, int64_t n, Rows q, const float* key_t, flo
   gemm(n, round_up(n, VL), &o, 1, Store<false>{scores, CHUNK_LD}, nullptr, true);
 }
 
-/// weights = scores o exp(G_i - G_j) for j <= i, 0 above the diagonal, whatever the scores are there.
-void decay_scores(const float* step, int64_t n, const float* scores, float* weights) {
-  decay_rows(step, n, [&](int64_t i, const vec(&factors)[WORDS]) __attribute__((always_inline)) {
+/// weights = scores o exp(G_i - G_j) input_j for j <= i, 0 above the diagonal, whatever the scores are there; `skip` is
+/// added on the diagonal. decay: null without.
+void decay_scores(const HeadDecay* decay, float skip, int64_t n, const float* scores, float* weights) {
+  const float *step = decay ? decay->step : nullptr, *input = decay ? decay->input : nullptr;
+  const auto row = [&](int64_t i, const vec(&factors)[WORDS]) __attribute__((always_inline)) {
     UNROLL(16)
     for (int w = 0; w < WORDS; ++w) {
       const vec x = load(scores + i * CHUNK_LD + w * VL) * factors[w];
       store(weights + i * CHUNK_LD + w * VL, factors[w] != 0.0f ? x : vec{});
     }
-  });
+    weights[i * CHUNK_LD + i] += skip;
+  };
+  decay_rows(step, n, row, input);
 }
 
 /// S <- e^{G_C} S + K^T diag(e^{G_C - G}) V. decay: null without.
@@ -181,7 +185,7 @@ void forward_head(const DecayCall& c, const Chunk& x, int64_t head, bool outputs
       shared.q = chunk_rows(c, x, c.query, c.query_stride, shared.query_head, c.dim, false, s.query);
       chunk_scores(c, x.n, shared.q, s.key_t, s.scores);
     }
-    decay_scores(decay ? decay->step : nullptr, x.n, s.scores, s.weights);
+    decay_scores(decay, c.skip ? c.skip[head] : 0, x.n, s.scores, s.weights);
     Rows q = shared.q;
     if (decay) {
       scale_rows(q, decay->before, x.n, round_up(c.dim, VL), s.query_decayed, D);

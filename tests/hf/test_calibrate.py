@@ -46,7 +46,7 @@ def test_calibration_is_saved_and_found(family, tmp_path):
     assert again.budgets == found.budgets
     assert torch.equal(again.errors, found.errors)
     model.config.name_or_path = model.name_or_path = str(folder)
-    attach(model)
+    attach(model, "nearfar")
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
     assert [k.slots for k in attached] == [tuple(m) for m in found.budgets.values()]
     assert attached[0].window == 16
@@ -64,7 +64,7 @@ def test_calibrate_refuses_what_it_cannot_measure():
     with pytest.raises(ValueError, match="256 tokens"):
         calibrate(model, tokens(1, 100))
     with pytest.raises(ValueError, match="detach"):
-        calibrate(attach(model), tokens(1, 300))
+        calibrate(attach(model, "nearfar"), tokens(1, 300))
     with pytest.raises(ValueError, match="relative position bias"):
         calibrate(build("t5"), tokens(1, 300))
 

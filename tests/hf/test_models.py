@@ -128,7 +128,7 @@ def test_sliding_layers_keep_their_own_attention():
     kinds = [hasattr(layer.self_attn, "linattn_kernel") for layer in model.model.layers]
     assert kinds == [False, True]
     with pytest.raises(ValueError, match="sliding window"):
-        attach(build("mistral", sliding_window=16))
+        attach(build("mistral", sliding_window=16), "nearfar")
 
 
 def test_kernels_per_layer_and_budgets_per_head():
@@ -149,12 +149,14 @@ def test_kernels_per_layer_and_budgets_per_head():
 
 def test_what_cannot_be_kept_is_refused():
     with pytest.raises(ValueError, match="relative position bias"):
-        attach(build("t5"))
+        attach(build("t5"), "nearfar")
     with pytest.raises(ValueError, match="capped logits"):
-        attach(build("gemma2", layer_types=["full_attention"] * 2))
+        attach(build("gemma2", layer_types=["full_attention"] * 2), "nearfar")
     with pytest.raises(TypeError, match="PreTrainedModel"):
         attach(torch.nn.Linear(2, 2))
-    model = attach(build("llama"))
+    with pytest.raises(ValueError, match='pass kernel="nearfar"'):
+        attach(build("llama"))
+    model = attach(build("llama"), "nearfar")
     with pytest.raises(ValueError, match="already"):
         attach(model)
     with pytest.raises(ValueError, match="mask"):

@@ -61,7 +61,7 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path, monkeypatch)
     assert again.options == by_memory.options
     assert again.chosen == by_memory.chosen
     model.config.name_or_path = model.name_or_path = str(tmp_path)
-    attach(model)
+    attach(model, "nearfar")
     attached = [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
     assert [k.recalls(2) for k in attached] == [tuple(row) for row in found.recall.values()]
     assert [k.slots for k in attached] == [tuple(row) for row in found.budgets.values()]

@@ -13,5 +13,6 @@ from .attach import attach, detach
 from .budgets import Calibration
 from .cache import StateCache
 from .calibrate import calibrate
+from .describe import Description, describe
 
-__all__ = ["Calibration", "StateCache", "attach", "calibrate", "detach", "weights"]
+__all__ = ["Calibration", "Description", "StateCache", "attach", "calibrate", "describe", "detach", "weights"]

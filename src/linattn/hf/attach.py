@@ -11,6 +11,7 @@ from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
 from .attention import NAME, PassCache
 from .budgets import Calibration
+from .hybrids.layers import Replaced, linear_layers, serve
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 
 KernelLike = Kernel | KernelName
@@ -24,6 +25,7 @@ class Attached:
     modules: list[Any] = field(default_factory=list)
     hooks: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, str | None]] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)  # forwards of linear layers
 
 
 def attach(
@@ -32,28 +34,77 @@ def attach(
     *,
     budgets: Mapping[int, Sequence[int]] | None = None,
 ) -> PreTrainedModel:
-    """Replaces the attention of every global layer of a model. No weight changes; returns the model.
+    """Linear layers of a hybrid model go to this library's engine; softmax layers to a kernel, if one is named.
+
+    Linear layers (gated delta rule, Kimi delta attention, Mamba-1 and -2, lightning attention, short convolutions) compute what
+    they did before, much faster on a CPU. Softmax layers keep their own attention unless `kernel` names another one, which
+    approximates or replaces softmax. No weight changes. `describe` shows what was done.
+
+    >>> import transformers, linattn
+    >>> config = transformers.Mamba2Config(vocab_size=60, hidden_size=32, num_heads=8, head_dim=8, num_hidden_layers=1)
+    >>> model = linattn.hf.attach(transformers.AutoModelForCausalLM.from_config(config))
+    >>> print(linattn.hf.describe(model))
+    layer                    rule or kernel  engine  state
+    backbone.layers.0.mixer  Mamba-2 scan    native  65.0 KiB
 
     Args:
-        model: a transformers model: decoder (Llama, Qwen, Mistral, Gemma, GPT-2, GPT-NeoX, ..), encoder (BERT, ..) or both
-            (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
-        kernel: one kernel or name for all layers, or a mapping from layer index to kernel, where layers that are not
-            listed keep their own attention. None: the calibration saved in the model's folder, if any, otherwise NearFar().
-            Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict.
+        model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
+            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
+        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers that
+            are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there is
+            one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
+            without linear layers needs it.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
+
+    Returns:
+        The model.
     """
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("this model has linattn attached already: call linattn.hf.detach(model) first.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"attach takes a transformers PreTrainedModel, got {type(model).__name__}.")
+    linear, kernel = linear_layers(model), _read_kernel(model, kernel, budgets)
+    if kernel is None and not linear:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layers, and its softmax layers keep their own attention unless a kernel is "
+            'named: pass kernel="nearfar" (softmax approximated with a state of bounded size) or another one.'
+        )
+    attached = Attached()
+    if kernel is not None:
+        _attach_kernels(model, kernel, budgets, attached)
+    for layer in linear:
+        attached.replaced += serve(layer)
+    model._linattn = attached  # type: ignore[assignment]
+    return model
+
+
+def _read_kernel(
+    model: PreTrainedModel,
+    kernel: KernelLike | Mapping[int, KernelLike] | None,
+    budgets: Mapping[int, Sequence[int]] | None,
+) -> KernelLike | Mapping[int, KernelLike] | None:
+    """The kernel argument, with the model's saved calibration for "nearfar"."""
+    if kernel is None and budgets is not None:
+        return NearFar()
+    if isinstance(kernel, str) and kernel == "nearfar":
+        saved = None if budgets is not None else Calibration.find(model)
+        return NearFar() if saved is None else saved.kernels()
+    return kernel
+
+
+def _attach_kernels(
+    model: PreTrainedModel,
+    kernel: KernelLike | Mapping[int, KernelLike],
+    budgets: Mapping[int, Sequence[int]] | None,
+    attached: Attached,
+) -> None:
+    """Gives softmax layers their kernels, and notes in `attached` what was changed."""
     found = attention_modules(model)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
         )
-    if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
-        kernel = saved.kernels()
-    attached, chosen = Attached(), _choose_kernels(found, kernel, budgets)
+    chosen = _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
     model.set_attn_implementation(NAME)
@@ -66,19 +117,17 @@ def attach(
     for module, own in chosen.items():
         module.linattn_kernel = own
         attached.modules.append(module)
-    model._linattn = attached  # type: ignore[assignment]
-    return model
 
 
 def _choose_kernels(
     found: Sequence[tuple[str, Any]],
-    kernel: KernelLike | Mapping[int, KernelLike] | None,
+    kernel: KernelLike | Mapping[int, KernelLike],
     budgets: Mapping[int, Sequence[int]] | None,
 ) -> dict[Any, Kernel]:
     """Attention module -> its kernel, for the layers that get one."""
     chosen: dict[Any, Kernel] = {}
     for name, module in found:
-        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel or NearFar()
+        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel
         if choice is None or is_sliding(module):
             continue
         refuse_unsupported(name, module)
@@ -99,6 +148,8 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
         hook.remove()
     for module in attached.modules:
         del module.linattn_kernel
+    for replaced in attached.replaced:
+        replaced.restore()
     for config, implementation in attached.implementations:
         config._attn_implementation_internal = implementation
     del model._linattn

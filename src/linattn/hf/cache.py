@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, LinearAttentionLayer
 
 from .._files import write_json
 from ..states.linear import State
@@ -106,6 +106,35 @@ class StateLayer(CacheLayerMixin):
         self.held = self.seen
 
 
+class LinearAndStateLayer(LinearAttentionLayer, StateLayer):
+    """For layers with both a linear state, which transformers keeps, and attention of ours (Falcon-H1, Zamba)."""
+
+    is_compileable = False
+
+    def __init__(self, number_of_states: int = 1) -> None:
+        StateLayer.__init__(self)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        kind = StateLayer if args else LinearAttentionLayer
+        kind.lazy_initialization(self, *args, **kwargs)
+
+    def reset(self) -> None:
+        LinearAttentionLayer.reset(self)
+        StateLayer.reset(self)
+
+    def offload(self) -> None:
+        LinearAttentionLayer.offload(self)
+        StateLayer.offload(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        StateLayer.batch_select_indices(self, beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise ValueError("this layer has a linear state, which tokens cannot be taken out of again.")
+
+
 class StateCache(Cache):
     """A cache of bounded size for `model.generate(past_key_values=...)` of an attached model.
 
@@ -123,7 +152,7 @@ class StateCache(Cache):
         _refuse_mixed_sharing(model, attached.layers)
         if getattr(config, "num_kv_shared_layers", None):  # these have no layer in transformers' caches
             layers += [DynamicLayer() for _ in range(config.num_hidden_layers - len(layers))]
-        super().__init__(layers=[StateLayer() if i in attached.layers else layer for i, layer in enumerate(layers)])
+        super().__init__(layers=[_state_layer(x) if i in attached.layers else x for i, x in enumerate(layers)])
 
     def __repr__(self) -> str:
         return f"StateCache(layers={len(self.layers)}, tokens={self.get_seq_length()}, nbytes={self.nbytes})"
@@ -133,8 +162,8 @@ class StateCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Called by transformers: the new keys and values of one layer."""
         new = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        layer, first = self.layers[layer_idx], next(x for x in self.layers if isinstance(x, StateLayer))
-        if isinstance(layer, StateLayer) and layer.seen != first.seen:
+        layer = self.layers[layer_idx]
+        if isinstance(layer, StateLayer) and layer.seen != next(x.seen for x in self.layers if isinstance(x, StateLayer)):
             raise ValueError(UNFINISHED)
         return new
 
@@ -145,10 +174,9 @@ class StateCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states, and of the keys and values of layers that keep their own cache."""
+        """Bytes of all states, and of what layers with their own cache keep: keys and values, or linear states."""
         total = sum(state.nbytes for state in self.states if state is not None)
-        plain = [getattr(layer, name, None) for layer in self.layers for name in ("keys", "values")]
-        return total + sum(x.numel() * x.element_size() for x in plain if x is not None)
+        return total + sum(x.numel() * x.element_size() for layer in self.layers for x in own_tensors(layer))
 
     def clone(self) -> "StateCache":
         """An independent copy, to fork a prompt."""
@@ -195,6 +223,20 @@ class StateCache(Cache):
         for layer, state, tokens in zip(self.layers, states, found["tokens"], strict=False):
             layer.state, layer.seen, layer.held, layer.is_initialized = state, tokens, tokens, True
         return self
+
+
+def own_tensors(layer: Any) -> list[Tensor]:
+    """What a cache layer of transformers holds: keys and values, states of convolutions and rules."""
+    held = [getattr(layer, name, None) for name in ("keys", "values")]
+    for name in ("conv_states", "recurrent_states"):
+        held += getattr(layer, name, {}).values()
+    return [x for x in held if isinstance(x, Tensor)]
+
+
+def _state_layer(layer: Any) -> StateLayer:
+    if isinstance(layer, LinearAttentionLayer):
+        return LinearAndStateLayer(layer.number_of_states)
+    return StateLayer()
 
 
 def _file_name(layer: int) -> str:

@@ -20,6 +20,7 @@ from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS
 from .output_pool import empty as pooled_empty
+from .output_pool import empty_rows as output_rows
 from .step_plan import NO_SPACE, StepPlan, read_flags
 
 SEGMENT = 256  # tokens between the states that training keeps: D M / 256 numbers for each token and head
@@ -44,7 +45,9 @@ class DecayCall(Structure):
         ("decay_stride", c_int64 * 3),
         *_fields("mask bounds state state_new out", c_void_p),
         ("out_stride", c_int64 * 3),
-        *_fields("checkpoints grad_out", c_void_p),
+        *_fields("checkpoints input skip", c_void_p),
+        ("input_stride", c_int64 * 3),
+        ("grad_out", c_void_p),
         ("grad_out_stride", c_int64 * 3),
         *_fields("grad_state_new grad_query grad_key grad_value grad_log_decay grad_state", c_void_p),
     ]
@@ -150,11 +153,21 @@ def forward(
     state: Tensor | None,
     scale: float,
     train: bool,
+    step: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output rows, final state, and with `train` the states that the backward pass starts from, else an empty tensor."""
+    """Output rows, final state, and with `train` the states that the backward pass starts from, else an empty tensor.
+
+    Mamba-2's, without gradients: values are multiplied by step (B, H, T), and skip (H) times the value itself is added to the
+    output. Both float32; log_decay must be (B, H, T) then.
+    """
     inputs = Inputs(query, key, value, log_decay, mask, cu_seqlens, state, scale)
     call = inputs.call
-    out, final = empty_rows(inputs.out_shape, query.dtype), FLOATS.new_empty(inputs.state_shape)
+    if step is not None:
+        call.input, call.input_stride = step.data_ptr(), _strides(step)
+    if skip is not None:
+        call.skip = skip.data_ptr()
+    out, final = output_rows(inputs.out_shape, value), FLOATS.new_empty(inputs.state_shape)
     checkpoints = FLOATS.new_empty(inputs.checkpoint_shape if train else (0,))
     inputs.set_out(out)
     call.state_new = final.data_ptr()

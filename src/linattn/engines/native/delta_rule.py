@@ -138,8 +138,7 @@ def forward(
     call, keep = _inputs(query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk)
     B, _, T, D = query.shape
     H, M = value.shape[1], value.shape[3]
-    out_shape = B, max(query.shape[1], H), T, M
-    out = output_pool.empty(*out_shape) if query.dtype is torch.float32 else query.new_empty(out_shape)
+    out = output_pool.empty_rows((B, max(query.shape[1], H), T, M), value)
     final = FLOATS.new_empty(B * call.sequences, H, D, M)
     saved = FLOATS.new_empty(checkpoint_shape(query, value, cu_seqlens, train))
     call.out, call.state_new, call.out_stride[:] = out.data_ptr(), final.data_ptr(), out.stride()[:3]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import delta_rule
+from . import delta_rule, output_pool
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens,"
@@ -38,7 +38,8 @@ def _floats(x: Tensor, *shape: int) -> Tensor:
 
 def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value, _beta, _log_decay, _mask, cu_seqlens, _state, _scale, _normalize_qk, train = inputs
-    out = query.new_empty(query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3])
+    shape = query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3]
+    out = output_pool.empty_rows(shape, value)
     saved = delta_rule.checkpoint_shape(query, value, cu_seqlens, train)
     return out, _floats(query, *_state_shape(key, value, cu_seqlens)), _floats(query, *saved)
 

@@ -8,6 +8,7 @@ from ctypes import c_char_p, c_int, c_int64, c_void_p, py_object
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils.dlpack import from_dlpack
 
 from .ffi import library
@@ -32,6 +33,18 @@ def empty(*shape: int) -> Tensor:
         if at:
             return _tensor(at)
     return FLOATS.new_empty(*shape)  # faster than with a tuple
+
+
+def empty_rows(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    """Output rows (B, H, T, M) with nothing in them yet, in the dtype of `like` (B, H, T, .); as there, tokens may lie before
+    heads in memory."""
+    B, H, T, M = shape
+    tokens_first = like.stride(1) < like.stride(2)
+    shape = (B, T, H, M) if tokens_first else shape
+    # Fake and other special tensors, which torch.compile makes, have no memory of their own.
+    plain = like.dtype is torch.float32 and type(like) in (Tensor, Parameter)
+    made = empty(*shape) if plain else like.new_empty(shape)
+    return made.transpose(1, 2) if tokens_first else made
 
 
 @functools.lru_cache(512)

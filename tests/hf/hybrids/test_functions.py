@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import scan_support as support
-from linattn.hf import mamba_functions
+from linattn.hf.hybrids import conv, scan
 from scan_support import close, conv_inputs, scan_inputs
 
 modeling = pytest.importorskip("transformers.models.mamba.modeling_mamba")
@@ -27,7 +27,7 @@ def test_scan_and_its_update(theirs):
     u, delta, A, B, C = (named.pop(name) for name in ("u", "delta", "A", "B", "C"))
     options = {**named, "delta_softplus": True, "return_last_state": True}
     expected, state = unwrapped(theirs.mamba_selective_scan)(u, delta, A, B, C, **options)
-    out, last = mamba_functions.selective_scan_fn(u, delta, A, B, C, **options)
+    out, last = scan.selective_scan_fn(u, delta, A, B, C, **options)
     close(out, expected, 1e-5)
     close(last, state, 1e-5)
     token = (
@@ -42,7 +42,7 @@ def test_scan_and_its_update(theirs):
         named["z"][..., 0],
     )
     expected = unwrapped(theirs.mamba_selective_state_update)(state, *token)
-    close(mamba_functions.selective_state_update(last, *token), expected, 1e-5)
+    close(scan.selective_state_update(last, *token), expected, 1e-5)
     close(last, state, 1e-5)
 
 
@@ -51,17 +51,11 @@ def test_convolution_and_its_update(theirs, held):
     named = {name: x.float() for name, x in conv_inputs(2, 20, 40, 4, channels_last=True).items()}
     x, weight, bias = named["x"], named["weight"], named["bias"]
     expected = unwrapped(theirs.causal_conv1d_fn)(x, weight, bias, "silu")
-    close(mamba_functions.causal_conv1d_fn(x, weight, bias, "silu", seq_idx=None), expected, 1e-5)
+    close(conv.causal_conv1d_fn(x, weight, bias, "silu", seq_idx=None), expected, 1e-5)
     state = support.draw(2, 20, held, seed=5).float()
     mine = state.clone()
     expected = unwrapped(theirs.causal_conv1d_update)(x[..., :1], state, weight, bias, "silu")
-    close(mamba_functions.causal_conv1d_update(x[..., :1], mine, weight, bias, "silu"), expected, 1e-5)
+    close(conv.causal_conv1d_update(x[..., :1], mine, weight, bias, "silu"), expected, 1e-5)
     assert torch.equal(mine, state)
 
 
-def test_errors():
-    x, weight = torch.ones(1, 2, 3), torch.ones(2, 4)
-    with pytest.raises(ValueError, match="cu_seqlens"):
-        mamba_functions.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="activation"):
-        mamba_functions.causal_conv1d_fn(x, weight, activation="relu")

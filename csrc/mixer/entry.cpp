@@ -1,0 +1,45 @@
+/// The entry points of the steps around an update rule: rows and heads go to threads.
+#include "core/threads.h"
+#include "mixer/abi.h"
+
+namespace {
+
+/// Runs work(first, last) for `count` items in about equal pieces; a thread is worth waking for about 100 KB.
+template <class Work>
+int32_t run_pieces(int64_t count, int64_t bytes, int64_t threads, const Work& work) {
+  const int64_t worth = bytes / 100000 + 1, workers = worth < threads ? worth : threads;
+  const int64_t wanted = workers > 1 ? 4 * workers : 1, pieces = wanted < count ? wanted : count;
+  try {
+    parallel_for(pieces, workers, [&](int64_t i) { work(count * i / pieces, count * (i + 1) / pieces); });
+    return OK;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+}  // namespace
+
+EXPORT int64_t linattn_norm_call_size() { return sizeof(NormCall); }
+EXPORT int64_t linattn_conv_step_size() { return sizeof(ConvStep); }
+EXPORT int64_t linattn_ssd_step_size() { return sizeof(SsdStep); }
+EXPORT int64_t linattn_project_call_size() { return sizeof(ProjectCall); }
+
+EXPORT int32_t linattn_gated_norm(const NormCall* c) {
+  return run_pieces(c->rows, c->rows * c->size * 4, c->threads,
+                    [&](int64_t first, int64_t last) { mixer_kernels().gated_norm(*c, first, last); });
+}
+
+EXPORT int32_t linattn_conv_step(const ConvStep* c) {
+  return run_pieces(1, 0, 1, [&](int64_t, int64_t) { mixer_kernels().conv_step(*c); });
+}
+
+EXPORT int32_t linattn_ssd_step(const SsdStep* s) {
+  return run_pieces(s->batch * s->heads, s->batch * s->heads * s->dim * s->states * 4, s->threads,
+                    [&](int64_t first, int64_t last) { mixer_kernels().ssd_step(*s, first, last); });
+}
+
+EXPORT int32_t linattn_project(const ProjectCall* c) {
+  const int64_t bytes = c->inputs * c->outputs * (c->dtype == FLOAT32 ? 4 : 2);
+  return run_pieces(c->outputs, bytes, c->threads,
+                    [&](int64_t first, int64_t last) { mixer_kernels().project(*c, first, last); });
+}

@@ -1,0 +1,59 @@
+"""The gated delta rule and Kimi delta attention under the arguments of fla's functions, as transformers' models call them."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...engines.native import delta_rule as native
+from ...engines.native.plans import eligible
+from ...engines.plan import rule_refusal
+from ...kernels.base import compute_dtype
+from ...ops.delta_rule import chunk
+from .packing import packed_bounds
+
+
+def delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, Tensor | None]:
+    """Takes the place of fla's chunk and recurrent functions of both rules.
+
+    query, key: (B, T, key heads, D). value: (B, T, H, M), H a multiple of the key heads. beta: (B, T, H). g: the log of the
+    decay, (B, T, H), or (B, T, H, D) for KDA. initial_state: (B, H, D, M); one token without gradients is written into it.
+    Returns (B, T, H, M), and the state or None.
+    """
+    dtype = compute_dtype(query.dtype)
+    tokens = [x.transpose(1, 2).to(query.dtype) for x in (query, key, value)]
+    gates = [x.transpose(1, 2).to(dtype) for x in (beta, g)]
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    options = {"scale": scale, "normalize_qk": use_qk_l2norm_in_kernel}
+    packed = cu_seqlens if cu_seqlens is not None else cu_seq_lens_q
+    bounds = packed_bounds(cu_seqlens=packed, tokens=query.shape[1])
+    state = initial_state
+    if bounds is not None and state is not None:
+        raise ValueError("packed sequences start from nothing: pass no cache with them.")
+    given = [*tokens, *gates] if state is None else [*tokens, *gates, state]
+    served = rule_refusal(*given) is None
+    with torch.autocast(query.device.type, enabled=False):
+        if served and state is not None and query.shape[1] == 1 and _writable(state) and eligible(*given):
+            out, state = native.decode(*tokens, *gates, None, state, **options, out_state=state)
+        else:
+            rule = native.delta_rule if served else chunk.delta_rule
+            state = None if state is None else state.to(dtype)
+            out, state = rule(*tokens, *gates, None, bounds, state, **options)
+    return out.transpose(1, 2).contiguous(), state if output_final_state else None
+
+
+def _writable(state: Tensor) -> bool:
+    return state.dtype is torch.float32 and state.is_contiguous()

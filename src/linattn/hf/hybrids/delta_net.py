@@ -1,0 +1,88 @@
+"""Qwen's gated delta net with fewer copies than its modelling file makes: key heads are shared instead of repeated, gates are
+read where the projection left them, and one token takes a handful of calls."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .conv import causal_conv1d_fn, causal_conv1d_update
+from .delta import delta_rule
+from .forward import EngineForward
+
+CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
+
+
+class Projections(NamedTuple):
+    """mixed (B, T, channels): queries, keys and values; z (B, T, key heads, shared, M): gates; b, a (B, T, H)."""
+
+    mixed: Tensor
+    z: Tensor
+    b: Tensor
+    a: Tensor
+
+
+class DeltaNetForward(EngineForward):
+    """Stands in for `forward` on one gated delta net of Qwen3-Next or Qwen3.5."""
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """(B, T, width) -> (B, T, width)."""
+        own = self.module
+        if not hidden_states.is_cpu or hasattr(own.conv1d, "_hf_hook"):
+            return super().__call__(hidden_states, cache_params, attention_mask, **kwargs)
+        if attention_mask is not None:
+            hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
+        found = _project(own, hidden_states)
+        state = None if cache_params is None else cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
+        mixed = _convolve(own, found.mixed.transpose(1, 2), cache_params, kwargs).transpose(1, 2)
+        query, key, value = mixed.split([own.key_dim, own.key_dim, own.value_dim], -1)
+        B, T, _ = hidden_states.shape
+        out, last = delta_rule(
+            query.unflatten(-1, (own.num_k_heads, own.head_k_dim)),
+            key.unflatten(-1, (own.num_k_heads, own.head_k_dim)),
+            value.unflatten(-1, (own.num_v_heads, own.head_v_dim)),
+            g=-own.A_log.float().exp() * F.softplus(found.a.float() + own.dt_bias),
+            beta=found.b.sigmoid(),
+            initial_state=state,
+            output_final_state=cache_params is not None,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=kwargs.get("cu_seq_lens_q"),
+        )
+        if cache_params is not None:
+            cache_params.update_recurrent_state(last, own.layer_idx)
+        out = own.norm(out.view(found.z.shape), found.z)
+        return own.out_proj(out.reshape(B, T, -1))
+
+
+def _project(own: Any, hidden_states: Tensor) -> Projections:
+    heads, shared = own.num_k_heads, own.num_v_heads // own.num_k_heads
+    if hasattr(own, "in_proj_qkvz"):  # Qwen3-Next: each key head has its query, key, values and gates side by side
+        grouped = own.in_proj_qkvz(hidden_states).unflatten(-1, (heads, -1))
+        values = shared * own.head_v_dim
+        query, key, value, z = grouped.split([own.head_k_dim, own.head_k_dim, values, values], -1)
+        b, a = own.in_proj_ba(hidden_states).unflatten(-1, (heads, -1)).split([shared, shared], -1)
+        mixed = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], -1)
+        b, a = b.flatten(2), a.flatten(2)
+    else:
+        mixed, z = own.in_proj_qkv(hidden_states), own.in_proj_z(hidden_states).unflatten(-1, (heads, -1))
+        b, a = own.in_proj_b(hidden_states), own.in_proj_a(hidden_states)
+    return Projections(mixed, z.unflatten(-1, (shared, own.head_v_dim)), b, a)
+
+
+def _convolve(own: Any, mixed: Tensor, cache: Any, kwargs: dict[str, Any]) -> Tensor:
+    """(B, channels, T) -> (B, channels, T), with the inputs that the cache holds."""
+    weight, tokens = own.conv1d.weight.squeeze(1), mixed.shape[2]
+    held = None if cache is None else cache.get_conv_state(own.layer_idx, state_idx=0)
+    if held is not None and tokens == 1 and not cache.is_recording_past(own.layer_idx):
+        return causal_conv1d_update(mixed, held, weight, own.conv1d.bias, own.activation)
+    if cache is not None:
+        mixed = cache.update_conv_state(mixed, own.layer_idx, conv_kernel_size=own.conv_kernel_size)
+    packed = {name: kwargs.get(name) for name in ("seq_idx", "cu_seq_lens_q")}
+    return causal_conv1d_fn(mixed, weight, own.conv1d.bias, own.activation, **packed)[:, :, -tokens:]

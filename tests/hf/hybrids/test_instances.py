@@ -1,0 +1,138 @@
+"""attach changes one model, not its class: threads, copies, files, graphs; packed sequences; softmax layers of a hybrid."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import transformers
+
+from hf_support import KERNEL, WIDE, logits, tokens
+from hybrid_support import build_hybrid, own
+from linattn import NearFar
+from linattn.hf import StateCache, attach, describe, detach
+
+transformers.logging.set_verbosity_error()
+RULES = ["qwen3_next", "kimi_linear", "mamba2", "mamba", "lfm2", "minimax"]  # one of each rule
+LENGTHS = [11, 1, 30, 5]
+
+
+def near(found, expected, bound=1e-4):
+    assert float((found - expected).norm() / expected.norm()) < bound
+
+
+def is_served(model):
+    return any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_copies_pickles_and_files(family, tmp_path):
+    ids, model = tokens(2, 20), attach(build_hybrid(family))
+    expected = logits(model, ids)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert is_served(made)
+        assert torch.equal(logits(made, ids), expected)
+        detach(made)
+        assert not is_served(made)
+        assert torch.equal(logits(made, ids), logits(own(family), ids))
+    assert is_served(model)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert not is_served(loaded)
+    assert torch.equal(logits(loaded, ids), logits(own(family), ids))
+
+
+def test_threads_share_a_class_and_a_model():
+    model, theirs, results = attach(build_hybrid("mamba2")), own("mamba2"), {}
+    expected = {id(m): m.generate(tokens(1, 20), max_new_tokens=8, do_sample=False) for m in (model, theirs)}
+
+    def write(name, m):
+        results[name] = torch.equal(m.generate(tokens(1, 20), max_new_tokens=8, do_sample=False), expected[id(m)])
+
+    threads = [threading.Thread(target=write, args=(i, m)) for i, m in enumerate([model, theirs, model, theirs])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(4), True)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2", "mamba", "minimax"])
+def test_a_compiled_model_is_the_same_and_stays_served(family):
+    torch.compiler.reset()
+    model, ids, nodes = attach(build_hybrid(family)), tokens(2, 20), []
+
+    def backend(graph, inputs):
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    near(logits(torch.compile(model, backend=backend), ids, use_cache=False), logits(own(family), ids))
+    assert any("linattn" in node for node in nodes)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "kimi_linear", "bamba", "zamba2", "lfm2", "minimax"])
+def test_packed_sequences_are_kept_apart(family):
+    model, ids = attach(build_hybrid(family)), tokens(1, sum(LENGTHS))
+    parts = ids.split(LENGTHS, dim=1)
+    bounds = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    sequence = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)])[None].int()
+    options = {"position_ids": positions, "use_cache": False}
+    found = logits(model, ids, cu_seq_lens_q=bounds, seq_idx=sequence, **options)
+    near(found, torch.cat([logits(own(family), part) for part in parts], 1))
+
+
+def test_packed_sequences_of_mamba_layers():
+    """The models of these two families hand nothing on to their layers."""
+    lengths, x = [3, 1, 9], torch.randn(1, 13, 32, generator=torch.Generator().manual_seed(0))
+    sequence = torch.tensor([[0] * 3 + [1] + [2] * 9])
+    for family in ("mamba", "mamba2"):
+        layers = [m.backbone.layers[0].mixer for m in (attach(build_hybrid(family)), own(family))]
+        with torch.inference_mode():
+            found = layers[0](x, seq_idx=sequence)
+            near(found, torch.cat([layers[1](part) for part in x.split(lengths, 1)], 1))
+            with pytest.raises(ValueError, match="rows of seq_idx"):
+                layers[0](x.repeat(2, 1, 1), seq_idx=torch.cat([sequence, sequence.flip(1)]))
+
+
+def test_a_kernel_for_the_softmax_layers_of_a_hybrid():
+    for family in ("qwen3_next", "bamba", "falcon_h1"):
+        ids, model = tokens(2, 60), attach(build_hybrid(family), NearFar(**WIDE))
+        near(logits(model, ids), logits(own(family), ids))
+        detach(model)
+        attach(model, NearFar(**KERNEL))
+        assert {row.does for row in describe(model).layers} >= {"NearFar"}
+        options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+        written = model.generate(ids, past_key_values=StateCache(model), **options)
+        assert torch.equal(written, model.generate(ids, use_cache=False, **options))
+        cache = StateCache(model)
+        logits(model, ids, past_key_values=cache)
+        held = cache.nbytes
+        logits(model, tokens(2, 30, seed=3), past_key_values=cache)
+        assert cache.nbytes == held  # nothing grows
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba2", "mamba"])  # experts have no float64
+def test_float64_goes_through_the_torch_engine(family):
+    ids, model = tokens(2, 20), attach(build_hybrid(family).double())
+    near(logits(model, ids), logits(own(family), ids), 1e-5)
+
+
+def test_the_description():
+    model = attach(build_hybrid("qwen3_next"))
+    linear, softmax = describe(model).layers
+    assert (linear.does, linear.engine) == ("gated delta rule", "native")
+    assert (softmax.does, softmax.engine, softmax.state_bytes) == ("softmax", "transformers", None)
+    cache = logits_cache(model)
+    assert describe(model).state_bytes == sum(
+        x.numel() * x.element_size() for layer in cache.layers[:1] for x in (layer.conv_states[0], layer.recurrent_states[0])
+    )
+    assert "gated delta rule" in str(describe(model))
+    with pytest.raises(ValueError, match="attach"):
+        describe(own("qwen3_next"))
+
+
+@torch.inference_mode()
+def logits_cache(model):
+    return model(tokens(1, 10), use_cache=True).past_key_values
