@@ -29,7 +29,7 @@ class NearFar(Kernel):
         slots: weighted pseudo-tokens that stand for all farther tokens; a number, or one for each kv head.
         sinks: the first tokens, always exact.
         block: slots are merged every `block` tokens, at absolute positions.
-        alpha: how much the expected weight of a slot protects it from being merged; with 0 only distances count.
+        alpha: how much the weight that a slot receives protects it from being merged; with 0 only distances count.
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
@@ -45,7 +45,7 @@ class NearFar(Kernel):
         slots: int | Sequence[int] | Tensor = 128,
         sinks: int = 4,
         block: int = 64,
-        alpha: float = 0.25,
+        alpha: float = 1.0,
         *,
         recall: int | Sequence[int] | Tensor = 0,
         recall_bits: int = 32,
