@@ -137,7 +137,7 @@ def _add_slots(
     statistics: tuple[Tensor, Tensor],
     alpha: float,
 ) -> tuple[HeadGroup, tuple[Tensor, Tensor] | None]:
-    """Adds keys (B, H, n, E), and what they received, as slots of their own while there is room, and merges slots once there is not.
+    """Adds keys (B, H, n, E) and what they received as slots of their own while there is room; else merges slots.
 
     fresh: (B, n), which of them are new, or None for all. Also returns where a merge moved the slots, for recall.
     """

@@ -37,7 +37,7 @@ def observe(
     samples: (B, H, G, s, D + 1), of the block before. near: (B, H, window + block, E), the tokens that it saw: its window,
     and its own. Also returns what the first `block` of them, which leave the window, received: (B, H, block, 2).
     """
-    block, window, D = kernel.block, kernel.window, samples.shape[-1] - 1
+    block, D = kernel.block, samples.shape[-1] - 1
     known = torch.nn.functional.pad(group.near_received, (0, 0, 0, block))  # (B, H, window + block, 2)
     if group.budget == 0 or not any(entered):
         return group, known[:, :, :block]
@@ -57,7 +57,7 @@ def observe(
 def _paid(kernel: NearFar, group: HeadGroup, samples: Tensor, near: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
     """The attention (B, H, sinks + slots + T) that all samples together paid, and the samples (B, H, T) that saw a token."""
     block, window, device = kernel.block, kernel.window, near.device
-    G, s, D = samples.shape[2], samples.shape[3], samples.shape[4] - 1
+    G, D = samples.shape[2], samples.shape[4] - 1
     x, weight = samples[..., :D].flatten(2, 3), samples[..., D].flatten(2, 3)
     own = torch.tensor([start - block for start in starts], device=device).unsqueeze(
         -1

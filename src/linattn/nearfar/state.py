@@ -7,7 +7,7 @@ their values, in one tensor of width E = D + M (an entry).
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -157,22 +157,24 @@ class NearFarState(State):
         positions: of this state, where they are known already. A compiled graph cannot read them from tensors.
         """
         B, H = self.near.shape[:2]
-        positions, groups = positions or self.positions, kernel.groups(H)
-        if len(groups) == 1:
-            budget, heads = groups[0]
-            used, E = self.slots.shape[1] // max(1, H), self.slots.shape[2]
-            slots, bias = self.slots.reshape(B, H, used, E), self.bias.reshape(B, H, used)
-            far = Far(slots, bias, self.received.reshape(B, H, used, 2))
-            shared = [getattr(self, name) for name in _BY_HEAD]
-            return [HeadGroup(heads, budget, positions, *far, *shared, self._far_cache(kernel, heads))]
+        positions, kinds = positions or self.positions, kernel.groups(H)
         sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
-        parts = [x.split(sizes, 1) for x in (self.slots, self.bias, self.received)]
-        found = []
-        for budget, heads in groups:
-            shared = [getattr(self, name)[:, heads] for name in _BY_HEAD]
-            far = Far(*(torch.stack([part[h] for h in heads], 1) for part in parts))
-            found.append(HeadGroup(heads, budget, positions, *far, *shared, self._far_cache(kernel, heads)))
-        return found
+        parts = {} if len(kinds) == 1 else {name: getattr(self, name).split(sizes, 1) for name in _BY_SLOT}
+        groups = []
+        for budget, heads in kinds:
+            if len(kinds) == 1:
+                used = self.slots.shape[1] // max(1, H)
+                fields = {name: x.reshape(B, H, used, *x.shape[2:]) for name, x in self._named(_BY_SLOT).items()}
+                fields |= self._named(_BY_HEAD)
+            else:
+                fields = {name: torch.stack([part[h] for h in heads], 1) for name, part in parts.items()}
+                fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
+            cache = self._far_cache(kernel, heads)
+            groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, **fields))
+        return groups
+
+    def _named(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in names}
 
     def _far_cache(self, kernel: NearFar, heads: list[int]) -> FarCache | None:
         """Of heads that recall alike."""
@@ -197,26 +199,19 @@ class NearFarState(State):
         )
         if len(groups) == 1:
             shared = {name: getattr(first, name) for name in _BY_HEAD}
-            shared |= {name: getattr(first, name).flatten(1, 2) for name in Far._fields}
+            shared |= {name: getattr(first, name).flatten(1, 2) for name in _BY_SLOT}
             caches = [] if first.cache is None else [first.cache]
         else:
             owner = {h: (group, i) for group in groups for i, h in enumerate(group.heads)}
             ordered = [owner[h] for h in range(len(owner))]
             shared = {name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1) for name in _BY_HEAD}
-            shared |= {name: torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in Far._fields}
+            shared |= {name: torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in _BY_SLOT}
             caches = [group.cache.head(i) for group, i in ordered if group.cache is not None]
         return NearFarState(signature, tokens=tokens, merged=merged, entered=entered, **shared, **_far_fields(caches))
 
 
 _BY_HEAD = ("sink", "near", "near_received", "moments", "queries")  # fields with one entry for each kv head
-
-
-class Far(NamedTuple):
-    """The slots of heads with equal budgets: (B, H, c, E), (B, H, c) and (B, H, c, 2)."""
-
-    slots: Tensor
-    bias: Tensor
-    received: Tensor
+_BY_SLOT = ("slots", "bias", "received")  # fields with one entry for each slot
 
 
 @dataclass(frozen=True)
