@@ -12,6 +12,7 @@ from ..nearfar import NearFar
 from .attention import NAME, PassCache
 from .budgets import Calibration
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
+from .self_calibration import find_or_calibrate
 
 KernelLike = Kernel | KernelName
 
@@ -31,6 +32,8 @@ def attach(
     kernel: KernelLike | Mapping[int, KernelLike] | None = None,
     *,
     budgets: Mapping[int, Sequence[int]] | None = None,
+    mean_slots: int | None = None,
+    memory: int | str | None = None,
 ) -> PreTrainedModel:
     """Replaces the attention of every global layer of a model. No weight changes; returns the model.
 
@@ -41,6 +44,9 @@ def attach(
             listed keep their own attention. None: the calibration saved in the model's folder, if any, otherwise NearFar().
             Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
+        mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration
+            saved beside the model or, if there is none, by one on random tokens: a minute, once, and one line says so.
+        memory: for near/far instead, the size of the states of one sequence, in bytes or as "64MiB".
     """
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("this model has linattn attached already: call linattn.hf.detach(model) first.")
@@ -51,7 +57,9 @@ def attach(
         raise ValueError(
             f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
         )
-    if kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
+    if mean_slots is not None or memory is not None:
+        kernel, budgets = _found_budgets(model, kernel, budgets, mean_slots, memory), None
+    elif kernel is None and budgets is None and (saved := Calibration.find(model)) is not None:
         kernel = saved.kernels()
     attached, chosen = Attached(), _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
@@ -68,6 +76,20 @@ def attach(
         attached.modules.append(module)
     model._linattn = attached  # type: ignore[assignment]
     return model
+
+
+def _found_budgets(
+    model: PreTrainedModel,
+    kernel: KernelLike | Mapping[int, KernelLike] | None,
+    budgets: Mapping[int, Sequence[int]] | None,
+    mean_slots: int | None,
+    memory: int | str | None,
+) -> Mapping[int, KernelLike]:
+    """Layer -> kernel, from a calibration that is saved, kept or made now."""
+    kernel = NearFar(recall_bits=8) if kernel is None or kernel == "nearfar" else kernel
+    if not isinstance(kernel, NearFar) or budgets is not None:
+        raise ValueError("mean_slots and memory are for one NearFar kernel whose budgets are to be found.")
+    return find_or_calibrate(model, kernel, mean_slots=mean_slots, memory=memory).kernels()
 
 
 def _choose_kernels(

@@ -99,6 +99,12 @@ class NearFar(Kernel):
         """Tokens in a block of recall; it divides the block of merging."""
         return max(n for n in range(1, RECALL_UNIT + 1) if self.block % n == 0)
 
+    def state_bytes(self, slots: int, dim: int, value_dim: int, groups: int) -> int:
+        """Bytes of the state of one kv head with `groups` query heads, in float32 and without recall."""
+        tokens = self.sinks + self.window + self.block
+        statistics = 2 * self.window + (2 + groups * (self.block // self.stride)) * (dim + 1)
+        return 4 * (tokens * (dim + value_dim) + slots * (dim + value_dim + 3) + statistics)
+
     def recall_bytes(self, dim: int, value_dim: int) -> float:
         """Bytes that a head with recall stores per far token: key, value, its part of the bounds, slot and share."""
         unit = self.recall_unit
