@@ -12,7 +12,7 @@ ENGINES = ["torch", pytest.param("native", marks=pytest.mark.skipif(library.why_
 
 
 def counted(q, k, kernel, position):
-    """(H, position, 2) attention and queries that reached each key, from the sampled queries of all blocks before `position`."""
+    """(H, position, 2) attention and queries that reached each key, from sampled queries of the blocks before `position`."""
     heads, groups, dim = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1]
     found = torch.zeros(heads, position, 2, dtype=torch.float64)
     for start in range(0, position, kernel.block):
