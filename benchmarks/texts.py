@@ -3,17 +3,26 @@
     python benchmarks/texts.py out/texts
 
 calibration.txt (the jargon file) is for `linattn.hf.calibrate`; five others, of other kinds, were
-used while the method was developed. fresh-*.txt are five held-out texts of the same kinds.
+used while the method was developed. fresh-*.txt are eight held-out texts: of the same kinds, and JSON,
+tracebacks and C headers.
 """
 
 import argparse
+import ast
+import datetime
+import decimal
+import fractions
 import gzip
+import html.entities
 import html.parser
 import inspect
+import json
 import re
 import subprocess
 import tarfile
 import tempfile
+import traceback
+import unicodedata
 import zlib
 from pathlib import Path
 
@@ -74,6 +83,39 @@ def novel(folder: Path, title: bytes) -> str:
     raise ValueError(f"there is no novel {title!r} among Jane Austen's.")
 
 
+def entities() -> str:
+    """JSON: the named characters of HTML."""
+    rows = {
+        name: {
+            "characters": text,
+            "names": [unicodedata.name(x, "?") for x in text],
+            "codepoints": [ord(x) for x in text],
+        }
+        for name, text in sorted(html.entities.html5.items())
+    }
+    return json.dumps(rows, indent=2)
+
+
+def tracebacks() -> str:
+    """What Python says of numbers, dates and documents that are none."""
+    wrong = ["twelve", "3,5", "", "2024-13-01", "{'a': 1}", "[1, 2", "10:61", "0x", "--", "nan nan"]
+    readers = (json.loads, decimal.Decimal, fractions.Fraction, datetime.date.fromisoformat, ast.literal_eval, int)
+    found = []
+    for i, text in enumerate(wrong):
+        for reader in readers:
+            try:
+                reader(text)
+            except (ValueError, SyntaxError, ArithmeticError):
+                found.append(f"ERROR job {17 * i % 101}: cannot read {text!r}\n{traceback.format_exc()}")
+    return "\n".join(found)
+
+
+def headers() -> str:
+    return "\n".join(
+        (Path("/usr/include") / name).read_text() for name in ("stdlib.h", "string.h", "stdio.h", "math.h")
+    )
+
+
 def fresh(folder: Path) -> dict[str, str]:
     notices = [(Path("/usr/share/doc") / name / "copyright").read_text() for name in NOTICES]
     return {
@@ -82,6 +124,9 @@ def fresh(folder: Path) -> dict[str, str]:
         "fresh-code": inspect.getsource(tarfile),
         "fresh-old-english": bible(folder, "Luke1:1-Acts28:31"),
         "fresh-licences": "\n".join(notices),
+        "fresh-json": entities(),
+        "fresh-tracebacks": tracebacks(),
+        "fresh-headers": headers(),
     }
 
 

@@ -17,17 +17,19 @@ struct NearFarCall {
   const void *query, *key, *value;  // query: null if only the state is wanted
   int64_t query_stride[3], key_stride[3], value_stride[3];
   const uint8_t* mask;                                   // (B, L), 1 = visible
-  const int64_t *seen, *counts, *merged;                 // (B): tokens before, visible new ones, end of the merged keys
+  const int64_t *seen, *counts, *merged, *entered;       // (B): tokens before, visible new ones, end of the merged keys,
+                                                         // start of the last block that was entered
   const int64_t *budgets, *first_slot, *first_slot_new;  // (H): maximum of slots, and the index of a head's first slot
   const float* sink;                                     // (B, H, sinks, E)
   const float* near;                                     // (B, H, near_tokens, E)
   int64_t near_stride[2];
-  const float *slot, *bias;              // (B, slots, E), (B, slots)
-  const float *moments, *query_samples;  // (B, H, D + 1, D + 1), (B, H, G, block / stride, D + 1)
+  const float *slot, *bias;               // (B, slots, E), (B, slots)
+  const float *received, *near_received;  // (B, slots, 2), (B, H, window, 2): attention, and from how many queries
+  const float *moments, *query_samples;   // (B, H, 2, D + 1), (B, H, G, block / stride, D + 1)
   float* sink_new;
   float* near_new;
   int64_t near_new_stride[2];
-  float *slot_new, *bias_new, *moments_new, *query_samples_new;
+  float *slot_new, *bias_new, *received_new, *near_received_new, *moments_new, *query_samples_new;
   float* out;  // (B, Hq, L, M), or null
 };
 
@@ -37,7 +39,8 @@ struct MergeCall {
   float alpha;
   int32_t reserved;
   const float *slot, *bias;      // (problems, slots, E), (problems, slots); bias -inf for an empty slot
-  const float *anchor, *metric;  // (problems, D), (problems, D, D): mean and covariance of the queries
+  const float* rate;             // (problems, slots): attention received per query, or null
+  const float *anchor, *metric;  // (problems, D): mean and variance of the queries
   float *slot_new, *bias_new;    // (problems, size, E), (problems, size)
   int64_t* place;                // (problems, slots): the new index of each slot
 };

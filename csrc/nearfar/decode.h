@@ -71,7 +71,7 @@ void update_moments(const NearFarCall& c, int64_t head, int64_t position, float*
     queries[(g * samples + sample) * (D + 1) + D] = 1;
   }
   if (!c.moments_new) return;
-  const int64_t size = (D + 1) * (D + 1);
+  const int64_t size = 2 * (D + 1);
   if (position % c.block != c.block - 1) return copy_row(c.moments_new + head * size, c.moments + head * size, size);
   const QueryMoments m(D, rows, space);
   for (int64_t i = 0; i < rows; ++i) copy_row(m.samples + i * m.ld, queries + i * (D + 1), D + 1);

@@ -11,9 +11,13 @@ namespace {
 constexpr int64_t CANDIDATES = 128;
 constexpr float LOG2E_F = 1.44269504f;
 
-/// n slots: key (n, row_stride(D)), value (n, row_stride(M)), both padded with 0, and bias (n).
+/// The least importance of a slot, relative to the largest; also keeps divisors positive.
+constexpr float TINY = 1e-30f;
+
+/// n slots: key (n, row_stride(D)), value (n, row_stride(M)), both padded with 0, bias (n), and the attention that each
+/// received from how many queries (n); `received` is null if that is not known.
 struct Slots {
-  float *key, *value, *bias;
+  float *key, *value, *bias, *received, *queries;
   int64_t n;
 };
 
@@ -21,36 +25,45 @@ struct Slots {
 struct Metric {
   int64_t dim, value_dim;
   float alpha;
-  const float* anchor;  // (row_stride(D)) mean, padded with 0
-  const float* matrix;  // (D, row_stride(D)) covariance, padded with 0
+  const float* anchor;     // (row_stride(D)) mean, padded with 0
+  const float* deviation;  // (row_stride(D)) standard deviation, padded with 0
 };
 
-/// Work space of a merge of up to n slots. Rank 0 is the most important slot.
+/// Work space of a merge of up to n slots with up to c candidates. Rank 0 is the most important slot.
 struct MergeScratch {
-  float *centred, *projected;  // (n, row_stride(D)): key - mean, and that times the covariance
-  float *sorted, *chosen;      // (n, row_stride(D)): centred by rank; projected, of the candidates
-  float* sorted_t;             // (D, feature_stride(n))
-  float *partial, *index;      // (n, VL)
-  float* mean;                 // (row_stride(D))
-  float *weight, *spread;      // (n): bias + anchor . key; squared length of `centred` under the covariance
-  float* importance;           // (n): weight + spread / 2
-  float *sorted_spread, *inverse, *top, *total, *share;  // (n)
-  uint64_t *order, *spare;                               // (n): importance and slot, ascending
-  int64_t *root, *place;                                 // (n): the rank a rank is merged into; the new index of a slot
+  float* centred;                              // (n, row_stride(D)): key - mean, times the deviation of the queries
+  float *sorted_key, *sorted_value;            // (n, row_stride(D)), (n, row_stride(M)): centred, by rank
+  float *key_t, *value_t;                      // (D, feature_stride(n)), (M, feature_stride(n)): the same as columns
+  float* products;                             // (c, feature_stride(n)): value . value
+  float *partial, *index;                      // (n, VL)
+  float *mean, *mean_value;                    // (row_stride(D)), (row_stride(M))
+  float *weight, *importance;                  // (n): bias + anchor . key; log of the expected attention times distance
+  float *key_size, *value_size, *inverse;      // (n), by rank: squared lengths; exp(-alpha importance)
+  float *top, *total, *share;                  // (n)
+  uint64_t *order, *spare;                     // (n): importance and slot, ascending
+  int64_t *root, *place;                       // (n): the rank a rank is merged into; the new index of a slot
+  int64_t columns;                             // floats between two rows of the transposed matrices and of `products`
+
+  /// The slots considered for removal when n have to become `size`.
+  static int64_t candidates(int64_t n, int64_t size) { return imin(n, imax(2 * (n - size), CANDIDATES)); }
 
   /// Floats of work space.
-  static int64_t floats(int64_t n, int64_t dim) {
-    const int64_t m = round_up(n, 16) + 16;
-    return 4 * m * row_stride(dim) + round_up(dim, VL) * feature_stride(m) + 2 * m * VL + row_stride(dim) + 16 * m + 512;
+  static int64_t floats(int64_t n, int64_t c, int64_t dim, int64_t value_dim) {
+    const int64_t m = round_up(n, 16) + 16, rows = 2 * row_stride(dim) + row_stride(value_dim);
+    const int64_t tables = round_up(dim, VL) + round_up(value_dim, VL) + c + 16;
+    return m * rows + tables * feature_stride(m) + 2 * m * VL + row_stride(dim) + row_stride(value_dim) + 16 * m + 1024;
   }
 
-  MergeScratch(int64_t n, int64_t dim, float* at) {
+  MergeScratch(int64_t n, int64_t c, int64_t dim, int64_t value_dim, float* at) {
     const int64_t m = round_up(n, 16) + 16;
-    float** const rows[] = {&centred, &projected, &sorted, &chosen};
-    float** const numbers[] = {&weight, &spread, &importance, &sorted_spread, &inverse, &top, &total, &share};
-    for (float** p : rows) *p = carve(at, m * row_stride(dim));
-    sorted_t = carve(at, round_up(dim, VL) * feature_stride(m));
-    partial = carve(at, m * VL), index = carve(at, m * VL), mean = carve(at, row_stride(dim));
+    columns = feature_stride(m);
+    centred = carve(at, m * row_stride(dim)), sorted_key = carve(at, m * row_stride(dim));
+    sorted_value = carve(at, m * row_stride(value_dim));
+    key_t = carve(at, round_up(dim, VL) * columns), value_t = carve(at, round_up(value_dim, VL) * columns);
+    products = carve(at, (c + 16) * columns);
+    partial = carve(at, m * VL), index = carve(at, m * VL);
+    mean = carve(at, row_stride(dim)), mean_value = carve(at, row_stride(value_dim));
+    float** const numbers[] = {&weight, &importance, &key_size, &value_size, &inverse, &top, &total, &share};
     for (float** p : numbers) *p = carve(at, m);
     order = reinterpret_cast<uint64_t*>(carve(at, 2 * m)), spare = reinterpret_cast<uint64_t*>(carve(at, 2 * m));
     root = reinterpret_cast<int64_t*>(carve(at, 2 * m)), place = reinterpret_cast<int64_t*>(carve(at, 2 * m));
@@ -78,40 +91,27 @@ INLINE uint64_t sortable(float x, int64_t payload) {
   return uint64_t(bits) << 32 | uint64_t(payload);
 }
 
-/// Epilogue: to = (key - mean) covariance; partial gets vectors whose lanes add up to the squared length of each row.
-struct ProjectKeys {
-  float* to;
-  const float* key;
-  int64_t ld;
-  float* partial;  // (n, VL)
-  INLINE vec start(int64_t, int64_t) const { return vec{}; }
-  template <int W>
-  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
-    vec s = j ? load(partial + i * VL) : vec{};
-    UNROLL(4)
-    for (int w = 0; w < W; ++w) {
-      store(to + i * ld + j + w * VL, acc[w]);
-      s += acc[w] * load(key + i * ld + j + w * VL);
-    }
-    store(partial + i * VL, s);
-  }
-};
-
 /// Epilogue: for each candidate, the more important slot into which merging it costs least. Row i is rank offset + i.
+/// Products are those of keys; those of values are in a table.
 struct CheapestMerge {
-  const float *spread, *inverse;
+  const float *key_size, *value_size, *inverse;
+  const float* products;  // (candidates, columns)
+  int64_t columns;
+  float unit;           // 1 / the mean squared distance of two values
   float *best, *index;  // (candidates, VL)
   int64_t offset;
   INLINE vec start(int64_t, int64_t) const { return vec{}; }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     const int64_t row = offset + i;
-    const vec own = splat(spread[row]), rate = splat(inverse[row]);
+    const vec own = splat(key_size[row]), own_value = splat(value_size[row]), rate = splat(inverse[row]);
     vec low = j ? load(best + i * VL) : splat(__builtin_inff()), at = j ? load(index + i * VL) : vec{};
     UNROLL(4)
     for (int w = 0; w < W; ++w) {
       const int64_t column = j + w * VL;
-      vec cost = vmax(own + load(spread + column) - 2 * acc[w], vec{}) / (rate + load(inverse + column));
+      const vec key = vmax(own + load(key_size + column) - 2 * acc[w], vec{});
+      const vec value = vmax(own_value + load(value_size + column) - 2 * load(products + i * columns + column), vec{});
+      vec cost = key * (value * unit + 1.0f) / (rate + load(inverse + column));
       if (column + VL > row) cost = lanes() < splat(float(row - column)) ? cost : splat(__builtin_inff());
       const auto less = cost < low;
       low = less ? cost : low;
@@ -137,30 +137,60 @@ void row_argmin(const float* vectors, const float* index, int64_t n, float* to, 
   }
 }
 
+/// to (row_stride): the weighted mean of n rows; weights null for equal ones.
+void mean_row(const float* rows, int64_t ld, int64_t n, int64_t width, const float* weights, float* to) {
+  float total = 0;
+  for (int64_t i = 0; i < n; ++i) total += weights ? weights[i] : 1;
+  for (int64_t d = 0; d < round_up(width, VL); d += VL) {
+    vec sum = {};
+    for (int64_t i = 0; i < n; ++i) sum += load(rows + i * ld + d) * (weights ? weights[i] : 1.0f);
+    store(to + d, sum / fmax2(total, TINY));
+  }
+}
+
+/// s.centred and s.weight of all slots; s.importance: log E_q[exp(q.k)] of Gaussian queries, up to a constant.
+void expect_attention(const Metric& m, const Slots& from, const MergeScratch& s) {
+  const int64_t n = from.n, ld = row_stride(m.dim), full = round_up(m.dim, VL);
+  mean_row(from.key, ld, n, m.dim, nullptr, s.mean);
+  for (int64_t i = 0; i < n; ++i) {
+    vec tilt = {}, spread = {};
+    for (int64_t d = 0; d < full; d += VL) {
+      const vec k = load(from.key + i * ld + d), way = (k - load(s.mean + d)) * load(m.deviation + d);
+      tilt += k * load(m.anchor + d);
+      spread += way * way;
+      store(s.centred + i * ld + d, way);
+    }
+    s.weight[i] = sum(tilt) + from.bias[i];
+    s.importance[i] = s.weight[i] + sum(spread) / 2;
+  }
+}
+
 /// Importance of all slots, and their order in s.order.
 void rank_slots(const Metric& m, const Slots& from, const MergeScratch& s) {
-  const int64_t n = from.n, ld = row_stride(m.dim), full = round_up(m.dim, VL);
-  for (int64_t d = 0; d < full; d += VL) {
-    vec total = {};
-    for (int64_t i = 0; i < n; ++i) total += load(from.key + i * ld + d);
-    store(s.mean + d, total / float(n));
-  }
+  const int64_t n = from.n, lv = row_stride(m.value_dim);
+  expect_attention(m, from, s);
+  float* expected = s.share;  // the attention per query
+  float high = s.importance[0], total = 0, known = 0;
+  for (int64_t i = 1; i < n; ++i) high = fmax2(high, s.importance[i]);
+  for (int64_t i = 0; i < n; ++i) total += expected[i] = exp2s((s.importance[i] - high) * LOG2E_F);
+  for (int64_t i = 0; i < n && from.received; ++i) known += from.received[i] / fmax2(from.queries[i], 1e-6f);
   for (int64_t i = 0; i < n; ++i) {
-    vec tilt = {};
-    for (int64_t d = 0; d < full; d += VL) {
-      const vec k = load(from.key + i * ld + d);
-      tilt += k * load(m.anchor + d);
-      store(s.centred + i * ld + d, k - load(s.mean + d));
+    expected[i] /= total;
+    if (known > 0) expected[i] = expected[i] * known + from.received[i] / fmax2(from.queries[i], 1e-6f);
+  }
+  mean_row(from.value, lv, n, m.value_dim, expected, s.mean_value);
+  float most = TINY;
+  for (int64_t i = 0; i < n; ++i) {
+    vec distance = {};
+    for (int64_t d = 0; d < round_up(m.value_dim, VL); d += VL) {
+      const vec way = load(from.value + i * lv + d) - load(s.mean_value + d);
+      distance += way * way;
     }
-    store(s.partial + i * VL, tilt);
+    expected[i] *= __builtin_sqrtf(sum(distance));
+    most = fmax2(most, expected[i]);
   }
-  reduce_rows<false>(s.partial, n, s.weight);
-  const Operand o{s.centred, ld, 1, m.matrix, ld, m.dim};
-  gemm(n, full, &o, 1, ProjectKeys{s.projected, s.centred, ld, s.partial});
-  reduce_rows<false>(s.partial, n, s.spread);
   for (int64_t i = 0; i < n; ++i) {
-    s.weight[i] += from.bias[i];
-    s.importance[i] = s.weight[i] + s.spread[i] / 2;
+    s.importance[i] = __builtin_logf(fmax2(expected[i] / most, TINY));
     s.order[i] = sortable(s.importance[i], i);
   }
   sort_keys(s.order, s.spare, n);
@@ -173,25 +203,34 @@ INLINE int64_t slot_of_rank(const MergeScratch& s, int64_t n, int64_t rank) {
 
 /// Chooses which `removed` of the `candidates` least important slots are merged, the cheapest first. s.root[rank] becomes
 /// the rank of the slot it ends up in.
-void plan_merge(const Metric& m, int64_t n, int64_t candidates, int64_t removed, const MergeScratch& s) {
-  const int64_t ld = row_stride(m.dim), ldt = feature_stride(round_up(n, 16) + 16), offset = n - candidates;
+void plan_merge(const Metric& m, const Slots& from, int64_t candidates, int64_t removed, const MergeScratch& s) {
+  const int64_t n = from.n, ld = row_stride(m.dim), lv = row_stride(m.value_dim), offset = n - candidates;
   const float top = s.importance[slot_of_rank(s, n, 0)];
+  mean_row(from.value, lv, n, m.value_dim, nullptr, s.mean_value);
+  float scatter = 0;
   for (int64_t r = 0; r < n; ++r) {
     const int64_t i = slot_of_rank(s, n, r);
-    memcpy(s.sorted + r * ld, s.centred + i * ld, size_t(ld) * 4);
-    if (r >= offset) memcpy(s.chosen + (r - offset) * ld, s.projected + i * ld, size_t(ld) * 4);
-    s.sorted_spread[r] = s.spread[i];
+    float *key = s.sorted_key + r * ld, *value = s.sorted_value + r * lv;
+    copy_row(key, s.centred + i * ld, ld), copy_row(value, from.value + i * lv, lv);
+    add_row(value, s.mean_value, -1, round_up(m.value_dim, VL));
+    s.key_size[r] = dot(key, key, m.dim), s.value_size[r] = dot(value, value, m.value_dim);
     s.inverse[r] = m.alpha * (top - s.importance[i]);
+    scatter += s.value_size[r];
   }
-  for (int64_t r = n; r < round_up(n, VL); ++r) s.sorted_spread[r] = s.inverse[r] = 0;
+  for (int64_t r = n; r < round_up(n, VL); ++r) s.key_size[r] = s.value_size[r] = s.inverse[r] = 0;
   for (int64_t r = 0; r < n; r += VL) {
     const vec x = load(s.inverse + r);
     store(s.inverse + r, exp2v((x < 46.0f ? x : splat(46.0f)) * LOG2E_F));
   }
-  transpose(s.sorted, ld, n, m.dim, s.sorted_t, ldt);
-  const Operand o{s.chosen, ld, 1, s.sorted_t, ldt, m.dim};
-  const CheapestMerge cheapest{s.sorted_spread, s.inverse, s.partial, s.index, offset};
-  gemm(candidates, round_up(n, VL), &o, 1, cheapest, nullptr, true, offset);
+  transpose(s.sorted_key, ld, n, m.dim, s.key_t, s.columns);
+  transpose(s.sorted_value, lv, n, m.value_dim, s.value_t, s.columns);
+  const Operand keys{s.sorted_key + offset * ld, ld, 1, s.key_t, s.columns, m.dim};
+  const Operand values{s.sorted_value + offset * lv, lv, 1, s.value_t, s.columns, m.value_dim};
+  gemm(candidates, round_up(n, VL), &values, 1, Store<false>{s.products, s.columns}, nullptr, true, offset);
+  const float unit = 0.5f / fmax2(scatter / float(n), TINY);
+  const CheapestMerge cheapest{s.key_size, s.value_size, s.inverse, s.products, s.columns,
+                               unit,       s.partial,    s.index,   offset};
+  gemm(candidates, round_up(n, VL), &keys, 1, cheapest, nullptr, true, offset);
   uint64_t* costs = s.spare;  // the order of slots stays in s.order
   float *cost = s.top, *into = s.share;
   row_argmin(s.partial, s.index, candidates, cost, into);
@@ -211,7 +250,7 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
   const int64_t n = from.n, ld = row_stride(m.dim), lv = row_stride(m.value_dim);
   const int64_t keys = round_up(m.dim, VL), values = round_up(m.value_dim, VL);
   float* receives = s.inverse;  // reused: whether others are merged into a slot
-  float* own = s.spread;        // reused: the weight of the slots that stay
+  float* own = s.key_size;      // reused: the weight of the slots that stay
   int64_t count = 0;
   for (int64_t r = n - 1; r >= 0; --r) {
     if (s.root[r] != r) continue;
@@ -219,6 +258,7 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
     copy_row(to.key + count * ld, from.key + i * ld, ld);
     copy_row(to.value + count * lv, from.value + i * lv, lv);
     to.bias[count] = from.bias[i];
+    if (from.received) to.received[count] = from.received[i], to.queries[count] = from.queries[i];
     s.top[count] = own[count] = s.weight[i];
     receives[count] = 0;
     s.place[i] = count++;
@@ -230,6 +270,9 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
     s.place[i] = t;
     s.top[t] = fmax2(s.top[t], s.weight[i]);
     receives[t] = 1;
+    if (!from.received) continue;
+    to.received[t] += from.received[i];
+    to.queries[t] = fmax2(to.queries[t], from.queries[i]);
   }
   for (int64_t t = 0; t < count; ++t) {
     if (receives[t] == 0) continue;
@@ -258,34 +301,37 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
 void merge_slots(const Metric& m, const Slots& from, int64_t size, int64_t all, const MergeScratch& s, Slots& to) {
   const int64_t removed = from.n - size, wanted = imax(2 * (all - size), CANDIDATES);
   rank_slots(m, from, s);
-  plan_merge(m, from.n, imin(all, wanted) - (all - from.n), removed, s);
+  plan_merge(m, from, imin(all, wanted) - (all - from.n), removed, s);
   pool_slots(m, from, s, to);
 }
 
 /// One problem of a MergeCall.
 int32_t merge(const MergeCall& c, int64_t problem) {
   const int64_t n = c.slots, D = c.dim, M = c.value_dim, E = D + M, ld = row_stride(D), lv = row_stride(M);
-  float* space = scratch((n + c.size + 16) * (ld + lv + 1) + (D + 1) * ld + n + MergeScratch::floats(n, D) + 1024);
-  Slots from{carve(space, n * ld), carve(space, n * lv), carve(space, n), 0};
-  Slots to{carve(space, c.size * ld), carve(space, c.size * lv), carve(space, c.size), 0};
-  float* anchor = carve(space, ld);
-  float* matrix = carve(space, D * ld);
+  const int64_t candidates = MergeScratch::candidates(n, c.size);
+  float* space = scratch((n + c.size + 16) * (ld + lv + 3) + 2 * ld + 3 * n + MergeScratch::floats(n, candidates, D, M) + 1024);
+  Slots from{carve(space, n * ld), carve(space, n * lv), carve(space, n), carve(space, n), carve(space, n), 0};
+  Slots to{carve(space, c.size * ld), carve(space, c.size * lv), carve(space, c.size), carve(space, c.size),
+           carve(space, c.size),      0};
+  if (!c.rate) from.received = nullptr;
+  float *anchor = carve(space, ld), *deviation = carve(space, ld);
   float* origin = carve(space, n);  // which slot a live one was
-  const MergeScratch s(n, D, space);
-  memset(anchor, 0, size_t(ld) * 4), memset(matrix, 0, size_t(D * ld) * 4);
+  const MergeScratch s(n, candidates, D, M, space);
+  memset(anchor, 0, size_t(ld) * 4), memset(deviation, 0, size_t(ld) * 4);
   copy_row(anchor, c.anchor + problem * D, D);
-  for (int64_t d = 0; d < D; ++d) copy_row(matrix + d * ld, c.metric + (problem * D + d) * D, D);
+  for (int64_t d = 0; d < D; ++d) deviation[d] = __builtin_sqrtf(c.metric[problem * D + d]);
   for (int64_t i = 0; i < n; ++i) {
     const float *entry = c.slot + (problem * n + i) * E, bias = c.bias[problem * n + i];
     if (bias == -__builtin_inff()) continue;
     memset(from.key + from.n * ld, 0, size_t(ld) * 4), memset(from.value + from.n * lv, 0, size_t(lv) * 4);
     copy_row(from.key + from.n * ld, entry, D), copy_row(from.value + from.n * lv, entry + D, M);
-    from.bias[from.n] = bias;
+    from.bias[from.n] = bias, from.queries[from.n] = 1;
+    if (c.rate) from.received[from.n] = c.rate[problem * n + i];
     origin[from.n++] = float(i);
   }
   for (int64_t i = 0; i < n; ++i) c.place[problem * n + i] = 0;
   if (from.n > c.size) {
-    merge_slots({D, M, c.alpha, anchor, matrix}, from, c.size, n, s, to);
+    merge_slots({D, M, c.alpha, anchor, deviation}, from, c.size, n, s, to);
   } else {
     to = from;
     for (int64_t i = 0; i < from.n; ++i) s.place[i] = i;

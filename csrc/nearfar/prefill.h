@@ -8,6 +8,9 @@
 
 namespace {
 
+/// What is left of the attention received, after each further block.
+constexpr float DECAY = 0.95f;
+
 /// The sizes of a prefill. Positions count visible tokens.
 struct PrefillShape {
   int64_t b, kv, groups;
@@ -40,10 +43,17 @@ struct PrefillShape {
   int64_t attend_floats(const NearFarCall& c) const {
     return AttendScratch::floats(c.block, c.dim, c.value_dim, round_up(far, VL), c.window + c.block);
   }
-  int64_t slots_floats(const NearFarCall& c) const { return far * (row_stride(c.dim) + row_stride(c.value_dim) + 1) + 64; }
+  int64_t slots_floats(const NearFarCall& c) const { return far * (row_stride(c.dim) + row_stride(c.value_dim) + 3) + 128; }
+  int64_t merge_candidates(const NearFarCall& c) const { return MergeScratch::candidates(budget + c.block, budget); }
+  int64_t merge_floats(const NearFarCall& c) const {
+    return MergeScratch::floats(budget + c.block, merge_candidates(c), c.dim, c.value_dim);
+  }
+  int64_t sampled_floats(const NearFarCall& c) const {
+    return AttendScratch::floats(groups * samples, c.dim, 1, round_up(far, VL), c.window + c.block);
+  }
   int64_t floats(const NearFarCall& c) const {
-    return window_floats(c) + moments_floats(c) + attend_floats(c) + 2 * slots_floats(c) +
-           (round_up(c.dim, VL) + 1) * far_stride + MergeScratch::floats(budget + c.block, c.dim) + 2 * c.tokens + 512;
+    return window_floats(c) + moments_floats(c) + attend_floats(c) + sampled_floats(c) + 2 * slots_floats(c) +
+           (round_up(c.dim, VL) + 1) * far_stride + 2 * (c.window + c.block) + merge_floats(c) + 2 * c.tokens + 640;
   }
 };
 
@@ -51,7 +61,8 @@ struct PrefillShape {
 Slots carve_slots(const NearFarCall& c, int64_t rows, float*& at) {
   float* key = carve(at, rows * row_stride(c.dim));
   float* value = carve(at, rows * row_stride(c.value_dim));
-  return {key + c.sinks * row_stride(c.dim), value + c.sinks * row_stride(c.value_dim), carve(at, rows), 0};
+  float *bias = carve(at, rows), *received = carve(at, rows);
+  return {key + c.sinks * row_stride(c.dim), value + c.sinks * row_stride(c.value_dim), bias, received, carve(at, rows), 0};
 }
 
 /// The indices of the visible tokens of a batch entry, or null if all are visible.
@@ -77,10 +88,13 @@ class Prefill {
         queries(call.dim, sizes.groups * sizes.samples, carve(at, sizes.moments_floats(call))),
         work(call.block, call.dim, call.value_dim, round_up(sizes.far, VL), call.window + call.block,
              carve(at, sizes.attend_floats(call))),
+        sampled(sizes.groups * sizes.samples, call.dim, 1, round_up(sizes.far, VL), call.window + call.block,
+                carve(at, sizes.sampled_floats(call))),
         slots(carve_slots(call, sizes.far, at)),
         spare(carve_slots(call, sizes.far, at)),
         far(carve_far(at)),
-        merging(sizes.budget + call.block, call.dim, at) {}
+        near_received(carve(at, 2 * (call.window + call.block))),
+        merging(sizes.budget + call.block, sizes.merge_candidates(call), call.dim, call.value_dim, at) {}
 
   /// Processes all new tokens. Returns flags.
   int32_t run() {
@@ -91,10 +105,17 @@ class Prefill {
     for (int64_t start = shape.block_start(c); start < shape.end; start += c.block) {
       const int64_t first = imax(start, shape.seen), last = imin(start + c.block, shape.end);
       if (start + c.block > window.base + window.rows) window.keep(start - c.window - c.block, c.window + c.block);
-      if (start > shape.seen) queries.clear_samples();
+      const bool entering = start > c.entered[shape.b] && shape.budget > 0;
+      if (entering) {
+        if (changed || !c.out) update_far_field(start - c.block);
+        changed = false;
+        observe(start - c.block);
+      }
+      if (start >= shape.seen) queries.clear_samples();
       load_tokens(first, last);
       const int64_t leaving = imax(imax(start - c.window - c.block, merged), c.sinks);
       changed = evict(leaving, start - c.window) || changed || start < c.sinks + c.block;
+      if (entering) memmove(near_received, near_received + 2 * c.block, size_t(2 * c.window) * 4);
       if (c.out) {
         if (changed) update_far_field(start);
         changed = false;
@@ -113,9 +134,10 @@ class Prefill {
   const int64_t* order;  // the call's tokens that are visible, or null for all
   Window window;
   QueryMoments queries;
-  AttendScratch work;
+  AttendScratch work, sampled;  // of a block's queries, and of its sampled ones
   Slots slots, spare;  // the sinks lie before the slots, in the same rows
   FarField far;
+  float* near_received;  // (window + block, 2): of the tokens from a window before the last block that was entered on
   MergeScratch merging;
 
   /// The far field's buffers.
@@ -169,10 +191,12 @@ class Prefill {
     for (int64_t i = b * c.slots + first; i < b * c.slots + last; ++i) {
       if (c.bias[i] == -__builtin_inff()) continue;
       unpack(c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
+      slots.received[slots.n] = c.received[2 * i], slots.queries[slots.n] = c.received[2 * i + 1];
       slots.bias[slots.n++] = c.bias[i];
     }
+    copy_row(near_received, c.near_received + head * c.window * 2, c.window * 2);
     load_near(c.near + b * c.near_stride[0] + kv * c.near_stride[1]);
-    queries.load_moments(c.moments + head * (c.dim + 1) * (c.dim + 1));
+    queries.load_moments(c.moments + head * 2 * (c.dim + 1));
     load_samples(c.query_samples + head * queries.rows * (c.dim + 1));
   }
 
@@ -187,12 +211,13 @@ class Prefill {
         unpack(near + i * (c.dim + c.value_dim), window.key_at(p), window.value_at(p));
       }
     }
-    if (shape.seen > window.base && c.out) window.transpose_keys(window.base, shape.seen - window.base);
+    if (shape.seen > window.base) window.transpose_keys(window.base, shape.seen - window.base);
   }
 
   /// Loads the samples (groups, samples, D + 1) that earlier calls took in this block.
   void load_samples(const float* from) const {
-    const int64_t taken = shape.seen == shape.end ? shape.samples : (shape.seen % c.block + c.stride - 1) / c.stride;
+    const bool whole = shape.seen == shape.end || shape.seen % c.block == 0;
+    const int64_t taken = whole ? shape.samples : (shape.seen % c.block + c.stride - 1) / c.stride;
     for (int64_t g = 0; g < shape.groups; ++g) {
       for (int64_t i = g * shape.samples; i < g * shape.samples + taken; ++i) {
         copy_row(queries.samples + i * queries.ld, from + i * (c.dim + 1), c.dim + 1);
@@ -215,7 +240,43 @@ class Prefill {
         row[c.dim] = 1;
       }
     }
-    if (c.out) window.transpose_keys(first, last - first);
+    window.transpose_keys(first, last - first);
+  }
+
+  /// Adds the attention that the sampled queries of the block at `own` paid to slots and near tokens. The far field is what
+  /// they saw.
+  void observe(int64_t own) const {
+    const int64_t rows = queries.rows, seen = c.window + c.block, far_columns = round_up(c.sinks + slots.n, VL);
+    const int64_t first = imax(imax(imin(own, c.sinks), c.merged[shape.b]) - own + c.window, 0);
+    const int64_t ld = row_stride(c.dim), columns = far_columns + seen;
+    for (int64_t i = 0; i < rows; ++i) {
+      copy_row(sampled.query + i * ld, queries.samples + i * queries.ld, ld);
+      for (int64_t d = c.dim; d < ld; ++d) sampled.query[i * ld + d] = 0;
+      scale_row(sampled.query + i * ld, LOG2E_F, round_up(c.dim, VL));
+    }
+    const Operand to_far{sampled.query, ld, 1, far.key_t, far.ld, c.dim};
+    const Operand to_near{sampled.query, ld, 1, window.key_t + own - c.window - window.base, window.ld(), c.dim};
+    gemm(rows, far_columns, &to_far, 1, AddBias{sampled.logits, sampled.ld, far.bias});
+    gemm(rows, round_up(seen, VL), &to_near, 1, Store<false>{sampled.logits + far_columns, sampled.ld});
+    memset(near_received + 2 * c.window, 0, size_t(2 * c.block) * 4);
+    for (int64_t j = 0; j < 2 * seen; ++j) near_received[j] *= DECAY;
+    float total = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const float weight = queries.samples[i * queries.ld + c.dim];
+      const int64_t end = c.window + i % shape.samples * c.stride + 1;
+      float *row = sampled.logits + i * sampled.ld, *near = row + far_columns;
+      for (int64_t j = 0; j < imin(first, end - 1); ++j) near[j] = MASKED_LOGIT;
+      for (int64_t j = end; j < seen; ++j) near[j] = MASKED_LOGIT;
+      scale_row(row, softmax(row, columns) * weight, round_up(columns, VL));
+      if (i > 0) add_row(sampled.logits, row, 1, round_up(columns, VL));
+      for (int64_t j = first; j < end; ++j) near_received[2 * j + 1] += weight;
+      total += weight;
+    }
+    for (int64_t j = 0; j < seen; ++j) near_received[2 * j] += sampled.logits[far_columns + j];
+    for (int64_t j = 0; j < slots.n; ++j) {
+      slots.received[j] = slots.received[j] * DECAY + sampled.logits[c.sinks + j];
+      slots.queries[j] = slots.queries[j] * DECAY + total;
+    }
   }
 
   /// Turns the keys [first, last), which leave the window, into slots, and merges slots where there are too many. Returns
@@ -224,10 +285,14 @@ class Prefill {
     if (shape.budget == 0 || first >= last) return false;
     copy_row(key_of(slots, slots.n), window.key_at(first), (last - first) * row_stride(c.dim));
     copy_row(value_of(slots, slots.n), window.value_at(first), (last - first) * row_stride(c.value_dim));
-    for (int64_t p = first; p < last; ++p) slots.bias[slots.n++] = 0;
+    for (int64_t p = first; p < last; ++p) {
+      const float* received = near_received + 2 * (p - last + c.block);
+      slots.received[slots.n] = received[0], slots.queries[slots.n] = received[1];
+      slots.bias[slots.n++] = 0;
+    }
     if (slots.n <= shape.budget) return true;
     queries.update_metric();
-    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.matrix};
+    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
     const Slots merged = spare;
     spare = slots, slots = merged;
@@ -279,13 +344,16 @@ class Prefill {
     for (int64_t i = 0; i < last - first; ++i) {
       const int64_t at = b * c.slots_new + first + i;
       c.bias_new[at] = i < slots.n ? slots.bias[i] : -__builtin_inff();
+      c.received_new[2 * at] = i < slots.n ? slots.received[i] : 0;
+      c.received_new[2 * at + 1] = i < slots.n ? slots.queries[i] : 0;
       if (i < slots.n) {
         pack(c.slot_new + at * E, key_of(slots, i), value_of(slots, i));
       } else {
         memset(c.slot_new + at * E, 0, size_t(E) * 4);
       }
     }
-    queries.store_moments(c.moments_new + head * (D + 1) * (D + 1));
+    copy_row(c.near_received_new + head * c.window * 2, near_received, c.window * 2);
+    queries.store_moments(c.moments_new + head * 2 * (D + 1));
     unpad_rows(queries.samples, queries.ld, queries.rows, D + 1, c.query_samples_new + head * queries.rows * (D + 1));
   }
 };

@@ -21,7 +21,7 @@ struct NearFarShape {
 /// A state whose buffers have exactly the size they must have.
 struct State {
   int64_t near_tokens, slots;
-  Buffer<float> sink, near, slot, bias, moments, samples;
+  Buffer<float> sink, near, slot, bias, received, near_received, moments, samples;
   State(const NearFarShape& s, int64_t tokens, int64_t slots_per_head)
       : near_tokens(tokens),
         slots(slots_per_head),
@@ -29,7 +29,9 @@ struct State {
         near(s.batch * s.heads * tokens * (s.dim + s.value_dim)),
         slot(s.batch * s.heads * slots_per_head * (s.dim + s.value_dim)),
         bias(s.batch * s.heads * slots_per_head),
-        moments(s.batch * s.heads * (s.dim + 1) * (s.dim + 1)),
+        received(s.batch * s.heads * slots_per_head * 2),
+        near_received(s.batch * s.heads * s.window * 2),
+        moments(s.batch * s.heads * 2 * (s.dim + 1)),
         samples(s.batch * s.heads * s.groups * s.block * (s.dim + 1)) {}
 };
 
@@ -39,7 +41,7 @@ struct NearFarRun {
   Buffer<float> q, k, v, out;
   Buffer<uint16_t> hq, hk, hv;
   Buffer<uint8_t> mask;
-  std::vector<int64_t> seen, merged, budgets;
+  std::vector<int64_t> seen, merged, entered, budgets;
   std::unique_ptr<State> now;
   std::string shape, name;
 
@@ -67,7 +69,7 @@ struct NearFarRun {
 
   /// Starts with an empty state.
   void restart() {
-    seen.assign(size_t(s.batch), 0), merged.assign(size_t(s.batch), 0);
+    seen.assign(size_t(s.batch), 0), merged.assign(size_t(s.batch), 0), entered.assign(size_t(s.batch), 0);
     now.reset(new State(s, 0, 0));
   }
 
@@ -88,9 +90,10 @@ struct NearFarRun {
     c.query = wide ? static_cast<void*>(q + begin * s.dim) : hq + begin * s.dim;
     c.key = wide ? static_cast<void*>(k + begin * s.dim) : hk + begin * s.dim;
     c.value = wide ? static_cast<void*>(v + begin * s.value_dim) : hv + begin * s.value_dim;
-    c.seen = seen.data(), c.merged = merged.data(), c.budgets = budgets.data();
+    c.seen = seen.data(), c.merged = merged.data(), c.entered = entered.data(), c.budgets = budgets.data();
     c.near_tokens = now->near_tokens, c.slots = s.heads * now->slots;
     c.sink = now->sink, c.near = now->near, c.slot = now->slot, c.bias = now->bias;
+    c.received = now->received, c.near_received = now->near_received;
     c.moments = now->moments, c.query_samples = now->samples;
     const int64_t E = s.dim + s.value_dim;
     c.near_stride[0] = s.heads * now->near_tokens * E, c.near_stride[1] = now->near_tokens * E;
@@ -116,13 +119,15 @@ struct NearFarRun {
     c.first_slot = first.data(), c.first_slot_new = first_new.data();
     c.near_tokens_new = near_tokens, c.slots_new = s.heads * slots;
     c.sink_new = next->sink, c.near_new = next->near, c.slot_new = next->slot, c.bias_new = next->bias;
+    c.received_new = next->received, c.near_received_new = next->near_received;
     c.moments_new = next->moments, c.query_samples_new = next->samples;
     c.near_new_stride[0] = s.heads * near_tokens * E, c.near_new_stride[1] = near_tokens * E;
     c.out = rows;
     expect(linattn_nearfar_prefill(&c) == OK, name + ": prefill");
     for (size_t b = 0; b < seen.size(); ++b) {
-      const int64_t end = seen[b] + counts[b], last = (end - 1) / s.block * s.block - s.window;
-      if (counts[b] && last > merged[b]) merged[b] = last;
+      const int64_t end = seen[b] + counts[b], last = (end - 1) / s.block * s.block;
+      if (counts[b] && last - s.window > merged[b]) merged[b] = last - s.window;
+      if (counts[b] && last > entered[b]) entered[b] = last;
       seen[b] = end;
     }
     now = std::move(next);
@@ -187,12 +192,13 @@ void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
   const int64_t problems = 3, E = D + M;
   seed = 1;
   Buffer<float> slot(problems * n * E, true), bias(problems * n, true);
-  Buffer<float> anchor(problems * D, true), metric(problems * D * D);
+  Buffer<float> anchor(problems * D, true), metric(problems * D), rate(problems * n);
   Buffer<float> slot_new(problems * size * E), bias_new(problems * size);
   Buffer<int64_t> place(problems * n);
-  for (int64_t i = 0; i < problems * D; ++i) metric[i * D + i % D] = 1;
+  for (int64_t i = 0; i < problems * D; ++i) metric[i] = 1;
+  for (int64_t i = 0; i < problems * n; ++i) rate[i] = float(i % 7) / 7;
   for (int64_t i = 0; i < n / 4; ++i) bias[n + 3 * i] = -INFINITY;
-  MergeCall c{problems, n, size, D, M, 2, 0.25f, 0, slot, bias, anchor, metric, slot_new, bias_new, place};
+  MergeCall c{problems, n, size, D, M, 2, 0.25f, 0, slot, bias, rate, anchor, metric, slot_new, bias_new, place};
   const std::string name = "merge of " + std::to_string(n) + " into " + std::to_string(size);
   expect(linattn_nearfar_merge(&c) == OK, name);
   digests.same(name, bias_new, bias_new.size, 1e-4);

@@ -22,9 +22,11 @@ def test_any_split_leads_to_the_same_positions(kernel, calls):
         position = position.after(kernel, list(counts))
     total = [sum(counts) for counts in zip(*calls, strict=True)]
     assert position == Positions.start(2).after(kernel, total)
-    for tokens, merged in zip(*position, strict=True):
+    for tokens, merged, entered in zip(*position, strict=True):
         assert tokens - merged <= kernel.window + kernel.block
         assert merged == 0 or tokens - merged > kernel.window
+        assert merged == max(0, entered - kernel.window)
+        assert entered % kernel.block == 0
     if position.all_exact(kernel, kernel.slots, [0, 0]):  # then there is room for every key outside the window
         assert max(position.merged) <= kernel.sinks + kernel.slots
     if kernel.slots:
@@ -57,4 +59,4 @@ def test_empty_batches_and_calls_leave_positions_as_they_are():
         few = [x[:0] for x in (q, k, v)]
         out, empty = attention(*few, kernel=kernel, return_state=True, engine=engine, **CAUSAL)
         assert out.shape == (0, 4, 100, 6)
-        assert empty.positions == Positions([], [])
+        assert empty.positions == Positions([], [], [])

@@ -9,14 +9,17 @@ from typing import Any
 
 from .._commandline import add_output, check_writable, require, whole
 from .._files import write_json, write_text
+from . import fidelity_tasks
 from .models import HELP, check_model, load_model, read_text
 from .names import KERNELS
 from .progress import progress
 
+RANDOM = "random"
 EXAMPLES = """examples:
   linattn fidelity --model smollm2 --text README.md --length 2048
   linattn fidelity --model smollm2 --calibrate novel.txt --save model-folder --text manual.txt code.py
   linattn fidelity --model smollm2 --calibrate novel.txt --slots 192 --recall 32 --needle --text manual.txt code.py
+  linattn fidelity --model smollm2 --calibrate random --slots 192 --tasks --baselines --length 2048
   linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
 """
 
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--model", required=True, help=HELP)
     parser.add_argument(
-        "--text", nargs="+", required=True, metavar="FILE", help="texts to read, each --length tokens long"
+        "--text", nargs="+", default=[], metavar="FILE", help="texts to read, each --length tokens long"
     )
     parser.add_argument("--length", type=whole(64), default=2048, metavar="N", help="tokens of each text")
     parser.add_argument(
@@ -51,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="count a recalling head as N slots more (default: by its memory)",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--calibrate", metavar="FILE", help="assign slots by head, measured on this text")
+    source.add_argument(
+        "--calibrate", metavar="FILE", help="assign slots by head, measured on this text; `random`: on random tokens"
+    )
     source.add_argument("--calibration", metavar="FOLDER", help="use the budgets saved there")
     parser.add_argument(
         "--calibrate-length", type=whole(256), metavar="N", help="tokens of that text (default: --length, at most 8192)"
@@ -68,13 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
     )
+    fidelity_tasks.add_arguments(parser)
     add_output(parser, "--json", "write all figures")
     add_output(parser, "--html", "write a page")
 
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model)
-    for file in [*args.text, *([args.calibrate] if args.calibrate else [])]:
+    if not args.text and not args.tasks:
+        raise ValueError("name texts to read by --text, or run --tasks.")
+    for file in [*args.text, *([args.calibrate] if args.calibrate not in (None, RANDOM) else [])]:
         read_text(file)
     if args.save:
         if not args.calibrate:
@@ -98,6 +106,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ..hf.budgets import Calibration
     from ..hf.calibrate import calibrate
     from ..hf.needle import find_needles
+    from ..hf.self_calibration import random_tokens
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
@@ -108,7 +117,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     slots = 128 if args.slots is None else args.slots
     kernel, found = NearFar(args.window, slots, recall_bits=8), None
     if args.calibrate:
-        ids = weights.encode(tokenizer, Path(args.calibrate), args.calibrate_length or min(args.length, 8192))
+        count = args.calibrate_length or min(args.length, 8192)
+        if args.calibrate == RANDOM:
+            ids = random_tokens(model, count)
+        else:
+            ids = weights.encode(tokenizer, Path(args.calibrate), count)
         price = {"recall": args.recall, "recall_price": args.recall_price}
         found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
     elif saved is not None:
@@ -117,6 +130,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             mean = round(found.mean_slots) if args.slots is None else slots
             found = found.with_mean(mean, recall_price=args.recall_price)
     choices = _choices(kernel, found, slots, args)
+    if not encoder:
+        own, mean = (kernel, float(slots)) if found is None else (found.near_far(), found.mean_slots)
+        choices |= fidelity_tasks.baselines(model, args.baselines, own, mean)
+        weights.warn_of_missing_start(model, tokenizer)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}
     rows = []
@@ -140,13 +157,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
             row |= {f"needle_{figure}": x for figure, x in asdict(needles).items()}
         rows.append(row)
-    layers = fidelity.layer_errors(model, next(iter(texts.values())), choices["near/far"][0])
+    layers = [
+        error for ids in list(texts.values())[:1] for error in fidelity.layer_errors(model, ids, choices["near/far"][0])
+    ]
+    asked = fidelity_tasks.run_tasks(model, tokenizer, choices, args) if args.tasks and not encoder else []
     if found is not None:
         kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))
     given = f"{slots} slots" if found is None else f"{found.mean_slots:.0f} slots on average, by head"
     setting = {"model": args.model, "length": args.length, "kernel": f"{given}, {shape}", "encoder": encoder}
-    return {"setting": setting, "machine": machine(), "rows": rows, "summary": _summary(rows), "layer_errors": layers}
+    figures = {"rows": rows, "summary": _summary(rows), "layer_errors": layers, "tasks": asked}
+    return {"setting": setting, "machine": machine(), **figures}
 
 
 def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -174,7 +195,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     for row in rows:
         found.setdefault(row["attention"], []).append(row["cosine"] if "cosine" in row else math.log(row["ratio"]))
     means = {name: sum(x) / len(x) for name, x in found.items()}
-    return means if "cosine" in rows[0] else {name: math.exp(x) for name, x in means.items()}
+    return means if rows and "cosine" in rows[0] else {name: math.exp(x) for name, x in means.items()}
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -201,13 +222,13 @@ def _header(rows: list[dict[str, Any]]) -> list[str]:
 
 def as_text(result: dict[str, Any]) -> str:
     """The table for a terminal."""
-    rows = [_header(result["rows"]), *(_cells(row) for row in result["rows"])]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [f"{result['setting']['model']}: {result['setting']['kernel']}"]
-    lines += [
-        "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=False)))
-        for row in rows
-    ]
+    if result["tasks"]:
+        lines.append("tasks, share of the answers' tokens ranked first, with 95 % intervals")
+        lines += _aligned(fidelity_tasks.tasks_table(result["tasks"]))
+    if not result["rows"]:
+        return "\n".join(lines)
+    lines += _aligned([_header(result["rows"]), *(_cells(row) for row in result["rows"])])
     what = "mean cosine with exact" if result["setting"]["encoder"] else "geometric mean of perplexity / exact"
     lines.append(what + ": " + ", ".join(f"{name} {x:.4f}" for name, x in result["summary"].items()))
     worst = max(range(len(result["layer_errors"])), key=result["layer_errors"].__getitem__)
@@ -218,6 +239,14 @@ def as_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(x.ljust(w) if i < 2 else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=False)))
+        for row in rows
+    ]
+
+
 def as_page(result: dict[str, Any]) -> str:
     from ..pages import render_page
 
@@ -225,7 +254,8 @@ def as_page(result: dict[str, Any]) -> str:
         Path(__file__).with_name("fidelity_page.html.j2"),
         title=f"{result['setting']['model']}: attention replaced, no training",
         kernel=result["setting"]["kernel"],
-        texts=[_header(result["rows"]), *(_cells(row) for row in result["rows"])],
+        texts=[_header(result["rows"]), *(_cells(row) for row in result["rows"])] if result["rows"] else [],
+        tasks=fidelity_tasks.tasks_table(result["tasks"]) if result["tasks"] else [],
         means=[["attention", "mean"], *([name, f"{x:.4f}"] for name, x in result["summary"].items())],
         layers=[["layer", "error"], *([i, f"{error:.4f}"] for i, error in enumerate(result["layer_errors"]))],
     )

@@ -13,6 +13,7 @@ from .attention import NAME, PassCache
 from .budgets import Calibration
 from .hybrids.layers import Replaced, linear_layers, serve
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
+from .self_calibration import find_or_calibrate
 
 KernelLike = Kernel | KernelName
 
@@ -33,6 +34,8 @@ def attach(
     kernel: KernelLike | Mapping[int, KernelLike] | None = None,
     *,
     budgets: Mapping[int, Sequence[int]] | None = None,
+    mean_slots: int | None = None,
+    memory: int | str | None = None,
 ) -> PreTrainedModel:
     """Linear layers of a hybrid model go to this library's engine; softmax layers to a kernel, if one is named.
 
@@ -55,6 +58,9 @@ def attach(
             one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
             without linear layers needs it.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
+        mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration
+            saved beside the model or, if there is none, by one on random tokens: a minute, once, and one line says so.
+        memory: for near/far instead, the size of the states of one sequence, in bytes or as "64MiB".
 
     Returns:
         The model.
@@ -63,7 +69,11 @@ def attach(
         raise ValueError("this model has linattn attached already: call linattn.hf.detach(model) first.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"attach takes a transformers PreTrainedModel, got {type(model).__name__}.")
-    linear, kernel = linear_layers(model), _read_kernel(model, kernel, budgets)
+    linear = linear_layers(model)
+    if mean_slots is not None or memory is not None:
+        kernel, budgets = _found_budgets(model, kernel, budgets, mean_slots, memory), None
+    else:
+        kernel = _read_kernel(model, kernel, budgets)
     if kernel is None and not linear:
         raise ValueError(
             f"{type(model).__name__} has no linear layers, and its softmax layers keep their own attention unless a kernel is "
@@ -117,6 +127,20 @@ def _attach_kernels(
     for module, own in chosen.items():
         module.linattn_kernel = own
         attached.modules.append(module)
+
+
+def _found_budgets(
+    model: PreTrainedModel,
+    kernel: KernelLike | Mapping[int, KernelLike] | None,
+    budgets: Mapping[int, Sequence[int]] | None,
+    mean_slots: int | None,
+    memory: int | str | None,
+) -> Mapping[int, KernelLike]:
+    """Layer -> kernel, from a calibration that is saved, kept or made now."""
+    kernel = NearFar(recall_bits=8) if kernel is None or kernel == "nearfar" else kernel
+    if not isinstance(kernel, NearFar) or budgets is not None:
+        raise ValueError("mean_slots and memory are for one NearFar kernel whose budgets are to be found.")
+    return find_or_calibrate(model, kernel, mean_slots=mean_slots, memory=memory).kernels()
 
 
 def _choose_kernels(

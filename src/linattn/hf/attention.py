@@ -18,6 +18,7 @@ from transformers.masking_utils import (
 
 from ..functional.attention import attention
 from .cache import StateCache, StateLayer
+from .eviction import Eviction
 
 NAME = "linattn"
 CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
@@ -53,6 +54,8 @@ def attend(
     _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     key_mask = None if attention_mask is None else attention_mask[:, -key.shape[2] :].bool()
+    if isinstance(kernel, Eviction):
+        return _evict(kernel, layer, (query, key, value), key_mask, scaling)
     options: Any = {"kernel": kernel, "scale": scaling, "key_mask": key_mask, "is_causal": causal, "enable_gqa": True}
     if isinstance(layer, StateLayer):
         if getattr(module, "is_kv_shared_layer", False):
@@ -61,6 +64,19 @@ def attend(
         layer.hold(state)
     else:
         out = attention(query, key, value, **options)
+    return out.transpose(1, 2), None
+
+
+def _evict(
+    kernel: Eviction, layer: Any, tokens: tuple[Tensor, Tensor, Tensor], key_mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, None]:
+    """Attention of one layer by a baseline that drops keys."""
+    if key_mask is not None and not bool(key_mask.all()):
+        raise ValueError("the baselines that drop keys take no padding.")
+    past: Any = layer.past() if isinstance(layer, StateLayer) else None
+    out, state = kernel.attend(*tokens, past, scale)
+    if isinstance(layer, StateLayer):
+        layer.hold(state)
     return out.transpose(1, 2), None
 
 

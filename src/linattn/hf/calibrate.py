@@ -1,6 +1,7 @@
 """Calibration: measures how many slots each head needs and assigns them greedily."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,10 @@ Show = Callable[[Any, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 _shown_to: WeakKeyDictionary[nn.Module, Show] = WeakKeyDictionary()
 
 
+def _say(sentence: str) -> None:
+    print(f"linattn: {sentence}", file=sys.stderr)
+
+
 def calibrate(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -43,6 +48,7 @@ def calibrate(
     recall_price: int | None = None,
     save: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    say: Callable[[str], None] | None = _say,
 ) -> Calibration:
     """Measures which heads need many slots and assigns `mean_slots` per kv head on average.
 
@@ -58,6 +64,7 @@ def calibrate(
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
             price gives recall to more heads.
         save: a folder to write the result to; the model's own folder lets `attach` find it.
+        say: is given a sentence if recall was asked for and no head got it; by default it goes to stderr.
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
         raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
@@ -84,6 +91,12 @@ def calibrate(
     )
     if save is not None:
         result.save(save)
+    if recall and say is not None and not any(any(row) for row in result.recall.values()):
+        cheapest = min(option.price for option in options if option.recall)
+        say(
+            f"no head got recall: it costs as much memory as {cheapest} slots at {ids.shape[1]} tokens, and "
+            f"{mean_slots} slots per head are worth more elsewhere. Allow more slots, or set a lower recall_price."
+        )
     return result
 
 

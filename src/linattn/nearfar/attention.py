@@ -95,7 +95,7 @@ def kernel_of(call: Call) -> NearFar:
 def absorb(kernel: NearFar, group: HeadGroup, tokens: Tokens) -> HeadGroup:
     """Updates the group from keys; the queries have no positions among them and only supply statistics."""
     x = torch.nn.functional.pad(tokens.query.detach().flatten(2, 3), (0, 1), value=1.0)
-    group = replace(group, moments=group.moments + x.mT @ x)
+    group = replace(group, moments=group.moments + merging.query_moments(x))
     return _advance(kernel, group, None, tokens, attend=False)[1]
 
 

@@ -14,10 +14,11 @@ from torch.nn.functional import pad
 from .block_attention import attend_entries
 from .constants import HIDDEN
 from .kernel import NearFar
-from .merge import MergeFunction, anchor_and_metric
+from .merge import MergeFunction, anchor_and_metric, query_moments
 
 LOGITS_AT_ONCE = 2**19  # so that the logits of the blocks that are computed together stay in cache
 COSTS_AT_ONCE = 2**23  # entries of the pairwise costs that are computed together
+TRUST = 0.25  # in the Gaussian model of the queries, where nothing tells which keys they attended to
 SEGMENT = 512  # keys among which pairs are searched: all pairs of a long sequence would be quadratic
 
 
@@ -55,7 +56,7 @@ def compress(
     D = query.shape[-1]
     with torch.no_grad():
         x = pad(query.detach().flatten(2, 3), (0, 1), value=1.0)
-        rule = _Rule(*anchor_and_metric(x.mT @ x), alpha, merge)
+        rule = _Rule(*anchor_and_metric(query_moments(x)), TRUST * alpha, merge)
     own_bias = entries.new_zeros(B, H, S)
     if visible is not None:
         own_bias = own_bias.masked_fill(~visible.unsqueeze(1), -torch.inf)
@@ -75,14 +76,14 @@ def _halve(slots: Tensor, bias: Tensor, size: int, rule: _Rule) -> tuple[Tensor,
     B, H, n, E = slots.shape
     segment = 2 * max(size, SEGMENT // 2)
     if n <= segment:
-        return rule.merge(slots, bias, max(size, (n + 1) // 2), rule.anchor, rule.metric, rule.alpha)
+        return rule.merge(slots, bias, None, max(size, (n + 1) // 2), rule.anchor, rule.metric, rule.alpha)
     k = -(-n // segment)
     slots = pad(slots, (0, 0, 0, k * segment - n)).reshape(B, H * k, segment, E)
     bias = pad(bias, (0, k * segment - n), value=-torch.inf).reshape(B, H * k, segment)
     anchor, metric = (x.repeat_interleave(k, 1) for x in (rule.anchor, rule.metric))
     some = max(1, COSTS_AT_ONCE // (B * segment * segment))
     parts = zip(*(x.split(some, 1) for x in (slots, bias, anchor, metric)), strict=True)
-    merged = [rule.merge(s, b, segment // 2, a, m, rule.alpha) for s, b, a, m in parts]
+    merged = [rule.merge(s, b, None, segment // 2, a, m, rule.alpha) for s, b, a, m in parts]
     slots, bias, moved = (torch.cat(x, 1) for x in zip(*merged, strict=True))
     moved = moved.reshape(B, H, k, segment) + torch.arange(k, device=slots.device)[:, None] * (segment // 2)
     return slots.reshape(B, H, -1, E), bias.reshape(B, H, -1), moved.reshape(B, H, -1)[..., :n]

@@ -101,6 +101,8 @@ class PackedState:
     sink: Tensor
     slots: Tensor
     bias: Tensor
+    received: Tensor
+    near_received: Tensor
     moments: Tensor
     queries: Tensor
 
@@ -111,7 +113,7 @@ class PackedState:
         if pack is not None:
             return pack
         near, (buffer, end) = state.near, _buffer_of(state)
-        rest = state.sink, state.slots, state.bias, state.moments, state.queries
+        rest = state.sink, state.slots, state.bias, state.received, state.near_received, state.moments, state.queries
         return PackedState(state.kernel, buffer, end, near.shape[2], state.positions, *rest)
 
     @property
@@ -121,16 +123,19 @@ class PackedState:
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields of NearFarState."""
-        tokens, merged = (torch.tensor(n, dtype=torch.int64, device="cpu") for n in self.positions)
+        tokens, merged, entered = (torch.tensor(n, dtype=torch.int64, device="cpu") for n in self.positions)
         return {
             "sink": self.sink,
             "near": self.near,
             "slots": self.slots,
             "bias": self.bias,
+            "received": self.received,
+            "near_received": self.near_received,
             "moments": self.moments,
             "queries": self.queries,
             "tokens": tokens,
             "merged": merged,
+            "entered": entered,
         }
 
 
@@ -160,10 +165,15 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     length, total = min(form.window + form.block, state.near_length + L), sum(grown)
     near, sink = FLOATS.new_empty(B, H, length + spare, E), FLOATS.new_empty(B, H, form.sinks, E)
     slots, bias = FLOATS.new_empty(B, total, E), FLOATS.new_empty(B, total)
-    moments, queries = FLOATS.new_empty(*state.moments.shape), FLOATS.new_empty(*state.queries.shape)
-    call.sink_new, call.near_new, call.slot_new, call.bias_new, call.moments_new, call.query_samples_new = (
-        x.data_ptr() for x in (sink, near, slots, bias, moments, queries)
+    received = FLOATS.new_empty(B, total, 2)
+    near_received, moments, queries = (
+        FLOATS.new_empty(*x.shape) for x in (state.near_received, state.moments, state.queries)
     )
+    call.sink_new, call.near_new = sink.data_ptr(), near.data_ptr()
+    call.slot_new, call.bias_new, call.received_new, call.near_received_new = (
+        x.data_ptr() for x in (slots, bias, received, near_received)
+    )
+    call.moments_new, call.query_samples_new = moments.data_ptr(), queries.data_ptr()
     call.near_tokens_new, call.slots_new = length, total
     call.near_new_stride[0], call.near_new_stride[1] = near.stride()[:2]
     first = _offsets(grown)
@@ -181,7 +191,8 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     if flags:
         _fail(flags, query, inputs.key, inputs.value, state)
     after, buffer = state.positions.after(form, counts), NearBuffer(near, length)
-    return out, PackedState(state.signature, buffer, length, length, after, sink, slots, bias, moments, queries)
+    rest = sink, slots, bias, received, near_received, moments, queries
+    return out, PackedState(state.signature, buffer, length, length, after, *rest)
 
 
 class PreparedDecode:
@@ -236,19 +247,20 @@ class PreparedDecode:
 
 
 def merge(
-    entries: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    entries: Tensor, bias: Tensor, rate: Tensor | None, size: int, anchor: Tensor, metric: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """linattn.nearfar.merge.merge without a table of all costs.
 
-    entries (B, H, n, E), bias (B, H, n), anchor (B, H, 1, D), metric (B, H, D, D).
+    entries (B, H, n, E), bias and rate (B, H, n), anchor and metric (B, H, 1, D).
     """
     B, H, n, E = entries.shape
     D = metric.shape[-1]
-    old = [x.contiguous() for x in (entries, bias, anchor, metric)]
+    old = [x.contiguous() for x in (entries, bias, anchor, metric, *([] if rate is None else [rate]))]
     new = FLOATS.new_empty(B, H, size, E), FLOATS.new_empty(B, H, size), COUNTS.new_empty(B, H, n)
     call = MergeCall(problems=B * H, slots=n, size=size, dim=D, value_dim=E - D, alpha=alpha)
     call.threads = torch.get_num_threads()
-    call.slot, call.bias, call.anchor, call.metric = (x.data_ptr() for x in old)
+    call.slot, call.bias, call.anchor, call.metric = (x.data_ptr() for x in old[:4])
+    call.rate = None if rate is None else old[4].data_ptr()
     call.slot_new, call.bias_new, call.place = (x.data_ptr() for x in new)
     check_flags(library.nearfar_merge(ctypes.byref(call)))
     return new
@@ -277,13 +289,18 @@ def _prepare(inputs: Inputs, state: PackedState, slots: Sequence[int]) -> tuple[
         near = near.contiguous()
     call.near, call.near_tokens = near.data_ptr(), near.shape[2]
     call.near_stride[0], call.near_stride[1] = near.stride()[:2]
-    held = [x.contiguous() for x in (state.sink, state.slots, state.bias, state.moments, state.queries)]
-    call.sink, call.slot, call.bias, call.moments, call.query_samples = (x.data_ptr() for x in held)
+    held = [x.contiguous() for x in (state.sink, state.slots, state.bias, state.received, state.near_received)]
+    held += [state.moments.contiguous(), state.queries.contiguous()]
+    call.sink, call.slot, call.bias, call.received, call.near_received, call.moments, call.query_samples = (
+        x.data_ptr() for x in held
+    )
     call.slots = sum(slots)
-    seen, merged = state.positions
-    numbers = [_integers(x) for x in (seen, inputs.counts, merged, form.budgets)]
+    seen, merged, entered = state.positions
+    numbers = [_integers(x) for x in (seen, inputs.counts, merged, entered, form.budgets)]
     numbers.append(_offsets(slots))
-    call.seen, call.counts, call.merged, call.budgets, call.first_slot = (ctypes.addressof(x) for x in numbers)
+    call.seen, call.counts, call.merged, call.entered, call.budgets, call.first_slot = (
+        ctypes.addressof(x) for x in numbers
+    )
     return call, [*alive, near, *held, *numbers]
 
 

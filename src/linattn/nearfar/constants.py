@@ -7,3 +7,6 @@ CANDIDATES = 128  # at least so many slots, or twice as many as have to go, are 
 RIDGE = 1e-4  # times the mean variance of the queries, added to the diagonal of their covariance
 LEAST_VARIANCE = 1e-12  # of the queries, for the ridge
 LARGEST_LOG_WEIGHT = 46.0  # of the importance in the cost of a pair: exp(46) is 1e20
+TINY = 1e-30  # the least importance of a slot, relative to the largest; also keeps divisors positive
+
+DECAY = 0.95  # of the attention that was received, for each further block

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .block_attention import attend_block
 from .kernel import NearFar
+from .merge import query_moments
 from .positions import BlockLayout
 from .prefill import fill_sinks, view_of_last
 from .state import HeadGroup
@@ -28,8 +29,7 @@ def decode(
         queries = queries.clone()
         queries[..., first : first + x.shape[3], :] = torch.nn.functional.pad(x, (0, 1), value=1.0)
     if phase + L == kernel.block:
-        samples = queries.flatten(2, 3)
-        moments = moments + samples.mT @ samples
+        moments = moments + query_moments(queries.flatten(2, 3))
     near = tokens[:, :, max(0, tokens.shape[2] - kernel.window - kernel.block) :]
     positions = layout.positions.after(kernel, layout.counts)
     return out, replace(group, positions=positions, near=near, moments=moments, queries=queries)

@@ -29,7 +29,7 @@ class NearFar(Kernel):
         slots: weighted pseudo-tokens that stand for all farther tokens; a number, or one for each kv head.
         sinks: the first tokens, always exact.
         block: slots are merged every `block` tokens, at absolute positions.
-        alpha: how much the expected weight of a slot protects it from being merged; with 0 only distances count.
+        alpha: how much the weight that a slot receives protects it from being merged; with 0 only distances count.
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
@@ -45,7 +45,7 @@ class NearFar(Kernel):
         slots: int | Sequence[int] | Tensor = 128,
         sinks: int = 4,
         block: int = 64,
-        alpha: float = 0.25,
+        alpha: float = 1.0,
         *,
         recall: int | Sequence[int] | Tensor = 0,
         recall_bits: int = 32,
@@ -98,6 +98,12 @@ class NearFar(Kernel):
     def recall_unit(self) -> int:
         """Tokens in a block of recall; it divides the block of merging."""
         return max(n for n in range(1, RECALL_UNIT + 1) if self.block % n == 0)
+
+    def state_bytes(self, slots: int, dim: int, value_dim: int, groups: int) -> int:
+        """Bytes of the state of one kv head with `groups` query heads, in float32 and without recall."""
+        tokens = self.sinks + self.window + self.block
+        statistics = 2 * self.window + (2 + groups * (self.block // self.stride)) * (dim + 1)
+        return 4 * (tokens * (dim + value_dim) + slots * (dim + value_dim + 3) + statistics)
 
     def recall_bytes(self, dim: int, value_dim: int) -> float:
         """Bytes that a head with recall stores per far token: key, value, its part of the bounds, slot and share."""

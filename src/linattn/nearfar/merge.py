@@ -4,6 +4,14 @@ With a the mean query (the anchor), a slot for the keys J has the log-weight lw 
 of its keys and values with the weights p_j = exp(a.y_j - lw). Its logit for a query x is lw + (x - a).k = x.k + bias: exact
 for one key, first order around the mean query for many. Only the bias is stored; for a single key it is 0, whatever the anchor.
 
+Slots merge where that changes the output least. With the weight w that a slot receives, pooling the slots i and j errs by about
+
+    w_i w_j / (w_i + w_j) |k_i - k_j|^2 (1 + |v_i - v_j|^2),
+
+distances between keys in units of the spread of the queries, between values in units of their own. The weight is what the
+slot received so far (`received.py`) plus what a Gaussian model of the queries expects, so that keys that no query asked for
+yet are not lost, times the distance of its value from the mean: what is like the mean is cheap to lose.
+
 Shapes: entries (B, H, n, E) are keys beside values; bias (B, H, n) is -inf for an empty slot.
 """
 
@@ -13,53 +21,52 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .constants import CANDIDATES, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE
+from .constants import CANDIDATES, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE, TINY
 
-# merge(entries, bias, size, anchor, metric, alpha), by either engine.
-MergeFunction = Callable[[Tensor, Tensor, int, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+# merge(entries, bias, rate, size, anchor, metric, alpha), by either engine.
+MergeFunction = Callable[[Tensor, Tensor, Tensor | None, int, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+
+
+def query_moments(samples: Tensor) -> Tensor:
+    """Sums (B, H, 2, D + 1) of queries [x, 1] (B, H, n, D + 1) and of their squares; rows of zeros count for nothing."""
+    return torch.stack([samples.sum(2), samples.square().sum(2)], 2)
 
 
 def anchor_and_metric(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (B, H, 1, D) and covariance (B, H, D, D) of the queries seen; the identity while there are none.
+    """Mean and variance (.., 1, D) of the queries in moments (.., 2, D + 1); 0 and 1 while there are none.
 
-    A small multiple of the identity is added, so that distances count in directions without queries too.
+    A small number is added to the variances, so that distances count in directions without queries too.
     """
     dim = moments.shape[-1] - 1
-    count = moments[..., dim:, dim:]  # (B, H, 1, 1)
-    mean = moments[..., dim:, :dim] / count.clamp_min(1)
-    metric = moments[..., :dim, :dim] / count.clamp_min(1) - mean.mT @ mean
-    ridge = RIDGE * metric.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(LEAST_VARIANCE)
-    ridge = torch.where(count > 0, ridge, torch.ones_like(ridge))
-    return mean, metric + ridge * torch.eye(dim, dtype=metric.dtype, device=metric.device)
+    count = moments[..., :1, dim:]
+    mean = moments[..., :1, :dim] / count.clamp_min(1)
+    metric = (moments[..., 1:, :dim] / count.clamp_min(1) - mean.square()).clamp_min(0)
+    ridge = RIDGE * metric.mean(-1, keepdim=True).clamp_min(LEAST_VARIANCE)
+    return mean, metric + torch.where(count > 0, ridge, torch.ones_like(ridge))
 
 
 def merge(
-    entries: Tensor, bias: Tensor, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    entries: Tensor, bias: Tensor, rate: Tensor | None, size: int, anchor: Tensor, metric: Tensor, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merges n slots into `size`, the cheapest pairs first; empty slots are dropped before any others are merged.
 
-    Also returns the new index (B, H, n) of every old slot.
+    rate: (B, H, n), the attention that each slot received per query so far, or None if that is not known. anchor, metric:
+    (B, H, 1, D) both. Also returns the new index (B, H, n) of every old slot.
     """
-    dim = metric.shape[-1]
-    log_weight = bias + (entries[..., :dim] @ anchor.mT).squeeze(-1)
-    ranked = _rank(entries.detach()[..., :dim], log_weight.detach(), metric)
+    log_weight = bias + (entries[..., : metric.shape[-1]] @ anchor.mT).squeeze(-1)
+    ranked = _rank(entries.detach(), log_weight.detach(), rate, metric)
     order = ranked.order
     entries, bias, log_weight = _take(entries, order), bias.gather(2, order), log_weight.gather(2, order)
-    pairs = _choose_pairs(entries.detach()[..., :dim], ranked, size, metric, alpha)
+    pairs = _choose_pairs(entries.detach(), ranked, size, metric, alpha)
     slots, slots_bias = _pool(entries, bias, log_weight, pairs, anchor)
     index = torch.empty_like(order).scatter_(2, order, _new_index(pairs, order.shape[2]))
     return slots, slots_bias, index
 
 
 class _Ranking(NamedTuple):
-    """Slots in the order of rising importance, (B, H, n) each.
-
-    importance: log E_q[exp(q.k)] under a Gaussian model of the queries, up to a constant. spread: squared length of the key
-    about the mean key, in the metric of the queries. order: indices of the slots.
-    """
+    """Slots in the order of rising importance: importance (a logarithm) and indices of the slots, (B, H, n) both."""
 
     importance: Tensor
-    spread: Tensor
     order: Tensor
 
 
@@ -76,37 +83,44 @@ class _Pairs(NamedTuple):
 
 
 @torch.no_grad()
-def _rank(key: Tensor, log_weight: Tensor, metric: Tensor) -> _Ranking:
-    key = _centred(key, log_weight)
-    spread = ((key @ metric) * key).sum(-1)
-    importance, order = (log_weight + spread / 2).sort(-1)
-    return _Ranking(importance, spread.gather(2, order), order)
+def _rank(entries: Tensor, log_weight: Tensor, rate: Tensor | None, metric: Tensor) -> _Ranking:
+    """By the expected weight times the distance of the value from the mean value."""
+    dim, live = metric.shape[-1], log_weight > -torch.inf
+    key = _centred(entries[..., :dim], live)
+    # log E_q[exp(q.k)] of Gaussian queries, up to a constant
+    expected = (log_weight + (key.square() * metric).sum(-1) / 2).softmax(-1).nan_to_num()
+    if rate is not None:
+        total = rate.sum(-1, keepdim=True)
+        expected = torch.where(total > 0, rate + expected * total, expected)
+    mean = (expected.unsqueeze(2) @ entries[..., dim:]) / expected.sum(-1)[..., None, None].clamp_min(TINY)
+    weight = expected * (entries[..., dim:] - mean).square().sum(-1).sqrt()
+    weight = weight / weight.amax(-1, keepdim=True).clamp_min(TINY)
+    importance, order = weight.clamp_min(TINY).log().masked_fill(~live, -torch.inf).sort(dim=-1, stable=True)
+    return _Ranking(importance, order)
 
 
 @torch.no_grad()
-def _choose_pairs(key: Tensor, ranked: _Ranking, size: int, metric: Tensor, alpha: float) -> _Pairs:
+def _choose_pairs(entries: Tensor, ranked: _Ranking, size: int, metric: Tensor, alpha: float) -> _Pairs:
     """Candidates are the least important slots. Each may be merged into any slot that is more important.
 
-    The cost of a pair is its squared distance in the metric of the queries, times u_i u_j / (u_i + u_j) with
-    u = exp(alpha importance).
+    The cost of a pair is |k_i - k_j|^2 (1 + |v_i - v_j|^2) u_i u_j / (u_i + u_j) with u = exp(alpha importance).
     """
-    n, importance, spread = key.shape[2], ranked.importance, ranked.spread
+    n, dim, importance = entries.shape[2], metric.shape[-1], ranked.importance
     candidates = min(n, max(2 * (n - size), CANDIDATES))
-    key = _centred(key, importance)
-    projected = key[:, :, :candidates] @ metric
+    live = importance > -torch.inf
+    key, value = (_centred(x, live) for x in (entries[..., :dim] * metric.sqrt(), entries[..., dim:]))
     inverse = (alpha * (importance[..., -1:] - importance).nan_to_num(nan=0.0)).clamp_max(LARGEST_LOG_WEIGHT).exp()
-    cost = torch.baddbmm(spread.flatten(0, 1).unsqueeze(-2), projected.flatten(0, 1), key.flatten(0, 1).mT, alpha=-2)
-    cost = cost.reshape(*key.shape[:2], candidates, n)
-    cost.add_(spread[..., :candidates].unsqueeze(-1)).clamp_min_(0)
+    scatter = (value.square().sum(-1) * live).sum(-1) / live.sum(-1).clamp_min(1)  # (B, H), half of the mean distance
+    cost = _squared_distances(key, candidates)
+    cost.mul_(_squared_distances(value, candidates).div_(2 * scatter.clamp_min(TINY)[..., None, None]).add_(1))
     cost.div_(inverse[..., :candidates].unsqueeze(-1) + inverse.unsqueeze(-2))
     no_more_important = torch.ones(candidates, n, dtype=torch.bool, device=key.device).tril()
     cheapest, target = cost.masked_fill_(no_more_important, torch.inf).min(-1)
-    overflow = ~(
-        cheapest < torch.inf
-    )  # distances out of the range of floats: merged last, into the most important slot
+    # Distances out of the range of floats: merged last, into the most important slot.
+    overflow = ~(cheapest < torch.inf)
     target = target.masked_fill(overflow, n - 1)
     cheapest.masked_fill_(overflow, torch.finfo(cheapest.dtype).max)
-    cheapest.masked_fill_(importance[..., :candidates] == -torch.inf, -1)  # empty slots go first
+    cheapest.masked_fill_(~live[..., :candidates], -1)  # empty slots go first
     cheapest[..., n - 1 :] = torch.inf  # the most important slot stays
     by_cost = cheapest.argsort(-1)
     source, stay = by_cost[..., : n - size], by_cost[..., n - size :].sort(-1).values
@@ -118,6 +132,13 @@ def _choose_pairs(key: Tensor, ranked: _Ranking, size: int, metric: Tensor, alph
     left = torch.cat([stay, identity[..., candidates:]], 2)
     rank = torch.empty_like(identity).scatter_(2, left, identity[..., :size])
     return _Pairs(source, stay, rank.gather(2, root.gather(2, source)))
+
+
+def _squared_distances(x: Tensor, candidates: int) -> Tensor:
+    """(B, H, candidates, n): between the first of (B, H, n, D) and all of them."""
+    size, rows = x.square().sum(-1), x.flatten(0, 1)
+    table = torch.baddbmm(size.flatten(0, 1).unsqueeze(-2), rows[:, :candidates], rows.mT, alpha=-2)
+    return table.unflatten(0, x.shape[:2]).add_(size[..., :candidates].unsqueeze(-1)).clamp_min_(0)
 
 
 def _pool(entries: Tensor, bias: Tensor, log_weight: Tensor, pairs: _Pairs, anchor: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,10 +171,9 @@ def _new_index(pairs: _Pairs, total: int) -> Tensor:
     return index.scatter(2, stay, count[..., :kept]).scatter(2, source, target)
 
 
-def _centred(key: Tensor, log_weight: Tensor) -> Tensor:
-    """Keys (B, H, n, D) about the mean of those that are not empty."""
-    live = (log_weight > -torch.inf).sum(-1)[..., None, None].clamp_min(1)
-    return key - key.sum(2, keepdim=True) / live
+def _centred(x: Tensor, live: Tensor) -> Tensor:
+    """Keys or values (B, H, n, D) about the mean of those that are not empty; empty ones must be 0."""
+    return x - x.sum(2, keepdim=True) / live.sum(-1)[..., None, None].clamp_min(1)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from .attention import few_queries, in_head_order, kernel_of
 from .bindings import Inputs, NativeForm, PackedState, advance, merge
 from .block_attention import attend_state
 from .kernel import NearFar
+from .merge import query_moments
 from .state import NearFarState
 
 
@@ -84,7 +85,7 @@ def absorb(inputs: Inputs, query: Tensor, state: PackedState) -> PackedState:
     H = inputs.key.shape[1]
     x = (query.detach().float() * inputs.form.sqrt_scale).reshape(B, H, heads // max(1, H) * L, D)
     x = torch.nn.functional.pad(x, (0, 1), value=1.0)
-    state = replace(state, moments=state.moments + x.mT @ x)
+    state = replace(state, moments=state.moments + query_moments(x))
     return advance(inputs._replace(query=None, attend=False), state)[1]
 
 

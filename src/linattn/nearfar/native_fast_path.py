@@ -15,7 +15,6 @@ from ..engines.native.plans import eligible
 from ..states.base import State
 from .bindings import Inputs, NativeForm, NearBuffer, PackedState, PreparedDecode, advance
 from .kernel import NearFar
-from .positions import Positions
 from .state import NearFarState
 from .validate import check_kernel
 
@@ -93,10 +92,12 @@ def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, Nea
         state.buffer,
         state.end + 1,
         near + 1,
-        Positions([t + 1 for t in seen], state.positions.merged),
+        state.positions._replace(tokens=[t + 1 for t in seen]),
         state.sink,
         state.slots,
         state.bias,
+        state.received,
+        state.near_received,
         state.moments if moments is None else moments,
         state.queries if queries is None else queries,
     )
@@ -158,7 +159,7 @@ def _validated(state: NearFarState, kernel: NearFar, plan: Plan) -> PackedState 
     except ValueError:
         return None
     for name, x in state.tensors().items():
-        dtype = torch.int64 if name in ("tokens", "merged") else torch.float32
+        dtype = torch.int64 if name in ("tokens", "merged", "entered") else torch.float32
         if not x.is_cpu or x.dtype is not dtype or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
             return None
         if name != "near" and not x.is_contiguous():

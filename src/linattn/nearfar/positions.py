@@ -28,23 +28,24 @@ class Positions(NamedTuple):
     Attributes:
         tokens: visible tokens seen, which is the position of the next one.
         merged: the merge frontier. Keys before it are in slots, except for the sinks.
+        entered: where the last block that was entered begins.
     """
 
     tokens: list[int]
     merged: list[int]
+    entered: list[int]
 
     @classmethod
     def start(cls, batch: int) -> "Positions":
-        return cls([0] * batch, [0] * batch)
+        return cls([0] * batch, [0] * batch, [0] * batch)
 
     def after(self, kernel: Window, counts: list[int]) -> "Positions":
         """After `counts` more tokens. Entering the block at position t moves the frontier to t - window."""
         block, window = kernel.block, kernel.window
-        merged = [
-            max(m, (t + n - 1) // block * block - window) if n else m
-            for t, m, n in zip(self.tokens, self.merged, counts, strict=True)
-        ]
-        return Positions([t + n for t, n in zip(self.tokens, counts, strict=True)], merged)
+        tokens = [t + n for t, n in zip(self.tokens, counts, strict=True)]
+        last = [(t - 1) // block * block if n else 0 for t, n in zip(tokens, counts, strict=True)]
+        merged = [max(m, start - window) for m, start in zip(self.merged, last, strict=True)]
+        return Positions(tokens, merged, [max(e, start) for e, start in zip(self.entered, last, strict=True)])
 
     def all_exact(self, kernel: Window, budget: int, counts: list[int]) -> bool:
         """True if heads with `budget` slots have merged no two keys yet, and would not with `counts` more tokens."""
@@ -108,6 +109,11 @@ class BlockLayout:
     def block_starts(self, i: int) -> list[int]:
         """The position at which block i begins in each sequence."""
         return [t - p + i * self.block for t, p in zip(self.positions.tokens, self.phases, strict=True)]
+
+    def entering(self, i: int) -> list[bool]:
+        """Which sequences enter block i, which is not their first one."""
+        rows = zip(self.positions.entered, self.block_starts(i), self.positions.tokens, self.counts, strict=True)
+        return [entered < start < tokens + count for entered, start, tokens, count in rows]
 
     def starts(self) -> Tensor:
         """(B, blocks): the same of all blocks."""

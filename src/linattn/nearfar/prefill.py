@@ -15,6 +15,7 @@ from .kernel import NearFar
 from .merge import merge
 from .positions import BlockLayout
 from .query_statistics import QueryStatistics
+from .received import observe, pooled, rates
 from .state import HeadGroup
 
 
@@ -39,7 +40,9 @@ def prefill(
     blocks = layout.scatter(query, 0, layout.blocks * block) if attend and query is not None and not short else None
     rows = []
     for i, (anchor, metric) in enumerate(statistics.by_block()):
-        group = _enter_block(kernel, group, incoming, i, (anchor, metric), writer)
+        seen = incoming.cells[:, :, i * block : (i + 1) * block + window]
+        group, left = observe(kernel, group, statistics.before(i), seen, layout.block_starts(i), layout.entering(i))
+        group = _enter_block(kernel, group, incoming, i, left, (anchor, metric), writer)
         if blocks is not None:
             starts = layout.block_starts(i)
             view = BlockView.of_block(kernel, layout.positions, starts, [start - window for start in starts])
@@ -107,10 +110,14 @@ def _enter_block(
     group: HeadGroup,
     incoming: _Incoming,
     i: int,
+    received: Tensor,
     statistics: tuple[Tensor, Tensor],
     writer: recall.FarCacheWriter | None,
 ) -> HeadGroup:
-    """Adds the keys that leave the window to the slots; statistics: anchor and metric of the queries so far."""
+    """Adds the keys that leave the window, and what they received (B, H, block, 2), to the slots.
+
+    statistics: anchor and metric of the queries so far.
+    """
     if not incoming.any[i]:
         return group
     used, moved = 0, None
@@ -118,31 +125,41 @@ def _enter_block(
         used = group.slots.shape[2]
         keys = incoming.cells[:, :, i * kernel.block : (i + 1) * kernel.block]
         fresh = None if incoming.all[i] else incoming.fresh[:, i]
-        group, moved = _add_slots(group, keys, fresh, statistics, kernel.alpha)
+        group, moved = _add_slots(group, (keys, received), fresh, statistics, kernel.alpha)
         used = used if moved is None else group.budget
     return group if writer is None else replace(group, cache=writer.add_block(i, used, moved))
 
 
 def _add_slots(
-    group: HeadGroup, keys: Tensor, fresh: Tensor | None, statistics: tuple[Tensor, Tensor], alpha: float
+    group: HeadGroup,
+    new: tuple[Tensor, Tensor],
+    fresh: Tensor | None,
+    statistics: tuple[Tensor, Tensor],
+    alpha: float,
 ) -> tuple[HeadGroup, tuple[Tensor, Tensor] | None]:
-    """Adds keys (B, H, n, E) as slots of their own while there is room, and merges slots once there is not.
+    """Adds keys (B, H, n, E) and what they received as slots of their own while there is room; else merges slots.
 
     fresh: (B, n), which of them are new, or None for all. Also returns where a merge moved the slots, for recall.
     """
-    slots, bias, used = group.slots, group.bias, group.slots.shape[2]
+    (keys, new_received), slots, bias, used = new, group.slots, group.bias, group.slots.shape[2]
     new_bias = bias.new_zeros(*bias.shape[:2], keys.shape[2])
     if fresh is not None:
         keys = keys.masked_fill(~fresh[:, None, :, None], 0)
         new_bias = new_bias.masked_fill(~fresh.unsqueeze(1), -torch.inf)
+        new_received = new_received.masked_fill(~fresh[:, None, :, None], 0)
+    received = group.received
     if used + keys.shape[2] <= group.budget:
-        return replace(group, slots=torch.cat([slots, keys], 2), bias=torch.cat([bias, new_bias], 2)), None
+        slots, bias = torch.cat([slots, keys], 2), torch.cat([bias, new_bias], 2)
+        return replace(group, slots=slots, bias=bias, received=torch.cat([received, new_received], 2)), None
     if used < group.budget:  # every merge has the same shape, whatever the other sequences of the batch hold
         slots = torch.nn.functional.pad(slots, (0, 0, 0, group.budget - used))
         bias = torch.nn.functional.pad(bias, (0, group.budget - used), value=-torch.inf)
+        received = torch.nn.functional.pad(received, (0, 0, 0, group.budget - used))
     before = torch.cat([slots, keys], 2), torch.cat([bias, new_bias], 2)
-    slots, bias, index = merge(*before, group.budget, *statistics, alpha)
+    received = torch.cat([received, new_received], 2)
+    slots, bias, index = merge(*before, rates(received), group.budget, *statistics, alpha)
+    received = pooled(received, index, group.budget)
     moved = None
     if group.cache is not None:
         moved = recall.moved_slots(before, (slots, bias), index, statistics[0])
-    return replace(group, slots=slots, bias=bias), moved
+    return replace(group, slots=slots, bias=bias, received=received), moved

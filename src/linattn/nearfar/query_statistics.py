@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .kernel import NearFar
-from .merge import anchor_and_metric
+from .merge import anchor_and_metric, query_moments
 from .positions import BlockLayout
 from .state import HeadGroup
 
@@ -17,21 +17,26 @@ class QueryStatistics:
     """The statistics of one call as its blocks are entered.
 
     Attributes:
-        moments: (B, H, D + 1, D + 1), of all blocks that were finished so far; see NearFarState.
+        moments: (B, H, 2, D + 1), of all blocks that were finished so far; see NearFarState.
         queries: (B, H, G, s, D + 1), the samples of the last block.
     """
 
     def __init__(self, kernel: NearFar, group: HeadGroup, query: Tensor | None, layout: BlockLayout):
         """query: (B, H, G, L, D), or None if the new tokens have no queries."""
         self.layout, self.moments = layout, group.moments
+        self._earlier = group.queries
         self._samples = _sample(kernel, group.queries, query, layout)
         B, H, G, _, s, width = self._samples.shape
         last = [(p + max(n, 1) - 1) // layout.block for p, n in zip(layout.phases, layout.counts, strict=True)]
         index = torch.tensor(last, device=self._samples.device).reshape(B, 1, 1, 1, 1, 1)
         self.queries = self._samples.gather(3, index.expand(-1, H, G, 1, s, width)).squeeze(3)
 
+    def before(self, i: int) -> Tensor:
+        """The samples (B, H, G, s, D + 1) of the block before block i."""
+        return self._earlier if i == 0 else self._samples[:, :, :, i - 1]
+
     def by_block(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Anchor (B, H, 1, D) and metric (B, H, D, D) as each block is entered; `moments` are final after the last one."""
+        """Anchor and metric (B, H, 1, D) as each block is entered; `moments` are final after the last one."""
         blocks = self.layout.blocks
         for first in range(0, blocks, BLOCKS_AT_ONCE):
             running = []
@@ -50,7 +55,7 @@ class QueryStatistics:
         if not any(done):
             return self.moments
         x = self._samples[:, :, :, i].flatten(2, 3)  # (B, H, G s, D + 1)
-        added = self.moments + x.mT @ x
+        added = self.moments + query_moments(x)
         if all(done):
             return added
         return torch.where(torch.tensor(done, device=x.device)[:, None, None, None], added, self.moments)

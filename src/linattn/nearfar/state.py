@@ -33,10 +33,13 @@ class NearFarState(State):
         near: (..., H, T, E), the last T tokens.
         slots: (..., slots of all heads, E), weighted means of the keys and values that were merged.
         bias: (..., slots of all heads), added to x.k of a slot; 0 for a single key, -inf for an empty slot.
-        moments: (..., H, D + 1, D + 1), sum of [x, 1]' [x, 1] over the sampled queries of all finished blocks.
+        received: (..., slots of all heads, 2), the attention that a slot received, and from how many queries.
+        near_received: (..., H, window, 2), the same of the tokens before the position `entered`.
+        moments: (..., H, 2, D + 1), sums of [x, 1] and of its squares over the sampled queries of all finished blocks.
         queries: (..., H, G, block / stride, D + 1), [x, 1] of the sampled queries of the unfinished block.
         tokens: (...,), visible keys seen, which is the position of the next one.
         merged: (...,), the merge frontier: keys before this position are in slots, except for the sinks.
+        entered: (...,), where the last block that was entered begins.
         far_entries, far_bounds, far_slot, far_log_share: as in FarCache, for the heads with recall; None without.
     """
 
@@ -44,10 +47,13 @@ class NearFarState(State):
     near: Tensor
     slots: Tensor
     bias: Tensor
+    received: Tensor
+    near_received: Tensor
     moments: Tensor
     queries: Tensor
     tokens: Tensor
     merged: Tensor
+    entered: Tensor
     far_entries: Tensor | None = field(default_factory=_no_tensor)
     far_bounds: Tensor | None = field(default_factory=_no_tensor)
     far_slot: Tensor | None = field(default_factory=_no_tensor)
@@ -59,10 +65,13 @@ class NearFarState(State):
         "near": Spec(("H", "T", "E")),
         "slots": Spec(("C", "E")),
         "bias": Spec(("C",), "log"),
-        "moments": Spec(("H", "D1", "D1"), "statistic"),
+        "received": Spec(("C", "two"), "statistic"),
+        "near_received": Spec(("H", "window", "two"), "statistic"),
+        "moments": Spec(("H", "two", "D1"), "statistic"),
         "queries": Spec(("H", "G", "samples", "D1"), "statistic"),
         "tokens": Spec((), "count"),
         "merged": Spec((), "count"),
+        "entered": Spec((), "count"),
         "far_entries": Spec(("R", "cells", "E"), "code", optional=True),
         "far_bounds": Spec(("R", "units", "width"), "code", optional=True),
         "far_slot": Spec(("R", "cells"), "count", optional=True),
@@ -84,17 +93,20 @@ class NearFarState(State):
             near=like.new_zeros(B, H, 0, E),
             slots=like.new_zeros(B, 0, E),
             bias=like.new_zeros(B, 0),
-            moments=like.new_zeros(B, H, D + 1, D + 1),
+            received=like.new_zeros(B, 0, 2),
+            near_received=like.new_zeros(B, H, kernel.window, 2),
+            moments=like.new_zeros(B, H, 2, D + 1),
             queries=like.new_zeros(B, H, heads // max(1, H), samples, D + 1),
             tokens=none,
             merged=none,
+            entered=none,
             **far,
         )
 
     @property
     def positions(self) -> Positions:
         """Of a state with one batch dimension."""
-        return Positions(self.tokens.tolist(), self.merged.tolist())
+        return Positions(self.tokens.tolist(), self.merged.tolist(), self.entered.tolist())
 
     def drop_last(self, tokens: int) -> "NearFarState":
         """Without the last tokens, which must still be in the window.
@@ -109,9 +121,15 @@ class NearFarState(State):
             spare = int((self.tokens - self.merged).min())
             raise ValueError(f"cannot drop {tokens} tokens: only the last {spare} are still outside the slots.")
         keep = max(0, self.near.shape[-2] - tokens)
-        return replace(self, near=self.near[..., :keep, :], tokens=new)
+        window = self.near_received.shape[-2]
+        position = self.entered.unsqueeze(-1) - window + torch.arange(window, device=new.device)
+        gone = (position >= new.unsqueeze(-1))[..., None, :, None]
+        received = self.near_received.masked_fill(gone, 0)
+        return replace(self, near=self.near[..., :keep, :], near_received=received, tokens=new)
 
     def _check_sizes(self, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+        if sizes["two"] != 2:
+            raise ValueError(f"received, near_received and moments are pairs of numbers, got {sizes['two']}.")
         if not 2 <= sizes["D1"] <= sizes["E"] + 1:
             raise ValueError(f"its moments are of dim {sizes['D1'] - 1}, its keys and values of {sizes['E']} numbers.")
         if "R" in sizes and not {"far_entries", "far_bounds", "far_slot", "far_log_share"} <= set(tensors):
@@ -139,26 +157,24 @@ class NearFarState(State):
         positions: of this state, where they are known already. A compiled graph cannot read them from tensors.
         """
         B, H = self.near.shape[:2]
-        positions, groups = positions or self.positions, kernel.groups(H)
-        if len(groups) == 1:
-            budget, heads = groups[0]
-            used, E = self.slots.shape[1] // max(1, H), self.slots.shape[2]
-            slots, bias = self.slots.reshape(B, H, used, E), self.bias.reshape(B, H, used)
-            cache = self._far_cache(kernel, heads)
-            return [
-                HeadGroup(
-                    heads, budget, positions, self.sink, self.near, slots, bias, self.moments, self.queries, cache
-                )
-            ]
+        positions, kinds = positions or self.positions, kernel.groups(H)
         sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
-        slots_of, bias_of = self.slots.split(sizes, 1), self.bias.split(sizes, 1)
-        found = []
-        for budget, heads in groups:
-            sink, near, moments, queries = (x[:, heads] for x in (self.sink, self.near, self.moments, self.queries))
-            slots, bias = (torch.stack([part[h] for h in heads], 1) for part in (slots_of, bias_of))
+        parts = {} if len(kinds) == 1 else {name: getattr(self, name).split(sizes, 1) for name in _BY_SLOT}
+        groups = []
+        for budget, heads in kinds:
+            if len(kinds) == 1:
+                used = self.slots.shape[1] // max(1, H)
+                fields = {name: x.reshape(B, H, used, *x.shape[2:]) for name, x in self._named(_BY_SLOT).items()}
+                fields |= self._named(_BY_HEAD)
+            else:
+                fields = {name: torch.stack([part[h] for h in heads], 1) for name, part in parts.items()}
+                fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
             cache = self._far_cache(kernel, heads)
-            found.append(HeadGroup(heads, budget, positions, sink, near, slots, bias, moments, queries, cache))
-        return found
+            groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, **fields))
+        return groups
+
+    def _named(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in names}
 
     def _far_cache(self, kernel: NearFar, heads: list[int]) -> FarCache | None:
         """Of heads that recall alike."""
@@ -178,26 +194,24 @@ class NearFarState(State):
     def from_groups(signature: str, groups: "Sequence[HeadGroup]") -> "NearFarState":
         """The inverse of `head_groups`."""
         first = groups[0]
-        tokens, merged = (
-            torch.tensor(n, dtype=torch.int64, device=first.near.device)
-            for n in (first.positions.tokens, first.positions.merged)
+        tokens, merged, entered = (
+            torch.tensor(n, dtype=torch.int64, device=first.near.device) for n in first.positions
         )
         if len(groups) == 1:
-            shared = {"sink": first.sink, "near": first.near, "moments": first.moments, "queries": first.queries}
-            slots, bias = first.slots.flatten(1, 2), first.bias.flatten(1, 2)
+            shared = {name: getattr(first, name) for name in _BY_HEAD}
+            shared |= {name: getattr(first, name).flatten(1, 2) for name in _BY_SLOT}
             caches = [] if first.cache is None else [first.cache]
         else:
             owner = {h: (group, i) for group in groups for i, h in enumerate(group.heads)}
             ordered = [owner[h] for h in range(len(owner))]
-            shared = {
-                name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1)
-                for name in ("sink", "near", "moments", "queries")
-            }
-            slots, bias = (torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in ("slots", "bias"))
+            shared = {name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1) for name in _BY_HEAD}
+            shared |= {name: torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in _BY_SLOT}
             caches = [group.cache.head(i) for group, i in ordered if group.cache is not None]
-        return NearFarState(
-            signature, slots=slots, bias=bias, tokens=tokens, merged=merged, **shared, **_far_fields(caches)
-        )
+        return NearFarState(signature, tokens=tokens, merged=merged, entered=entered, **shared, **_far_fields(caches))
+
+
+_BY_HEAD = ("sink", "near", "near_received", "moments", "queries")  # fields with one entry for each kv head
+_BY_SLOT = ("slots", "bias", "received")  # fields with one entry for each slot
 
 
 @dataclass(frozen=True)
@@ -207,18 +221,20 @@ class HeadGroup:
     Attributes:
         heads: which kv heads these are.
         budget: the largest number of slots of each head.
-        slots, bias: (B, H, c, E) and (B, H, c), c <= budget.
+        slots, bias, received: (B, H, c, E), (B, H, c) and (B, H, c, 2), c <= budget.
         cache: the far tokens of heads with recall.
-        sink, near, moments, queries: as in NearFarState.
+        sink, near, near_received, moments, queries: as in NearFarState.
     """
 
     heads: list[int]
     budget: int
     positions: Positions
-    sink: Tensor
-    near: Tensor
     slots: Tensor
     bias: Tensor
+    received: Tensor
+    sink: Tensor
+    near: Tensor
+    near_received: Tensor
     moments: Tensor
     queries: Tensor
     cache: FarCache | None = None

@@ -41,6 +41,8 @@ def cast_recall(state: NearFarState, sizes: dict[str, int], kernel: NearFar, dty
 
 def _check_sizes(sizes: dict[str, int], kernel: NearFar) -> None:
     samples = kernel.block // kernel.stride
+    if sizes["window"] != kernel.window:
+        raise ValueError(f"it has a window of {sizes['window']} tokens; its kernel has {kernel.window}.")
     if sizes["sinks"] != kernel.sinks:
         raise ValueError(f"it has {sizes['sinks']} sinks; its kernel has {kernel.sinks}.")
     if sizes["samples"] != samples:

@@ -12,7 +12,7 @@ import torch
 
 NOT_FINITE, NO_MEMORY, OVERFLOWED = 1, 2, 4
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 11  # of csrc/core/abi.h
+ABI_VERSION = 12  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -83,11 +83,11 @@ class NearFarCall(Structure):
         ("step", c_int64),
         *_fields("query key value", c_void_p),
         *_fields("query_stride key_stride value_stride", c_int64 * 3),
-        *_fields("mask seen counts merged budgets first_slot first_slot_new sink near", c_void_p),
+        *_fields("mask seen counts merged entered budgets first_slot first_slot_new sink near", c_void_p),
         ("near_stride", c_int64 * 2),
-        *_fields("slot bias moments query_samples sink_new near_new", c_void_p),
+        *_fields("slot bias received near_received moments query_samples sink_new near_new", c_void_p),
         ("near_new_stride", c_int64 * 2),
-        *_fields("slot_new bias_new moments_new query_samples_new out", c_void_p),
+        *_fields("slot_new bias_new received_new near_received_new moments_new query_samples_new out", c_void_p),
     ]
 
 
@@ -98,7 +98,7 @@ class MergeCall(Structure):
         *_fields("problems slots size dim value_dim threads", c_int64),
         ("alpha", c_float),
         ("reserved", c_int32),
-        *_fields("slot bias anchor metric slot_new bias_new place", c_void_p),
+        *_fields("slot bias rate anchor metric slot_new bias_new place", c_void_p),
     ]
 
 

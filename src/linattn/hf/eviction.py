@@ -1,0 +1,148 @@
+"""Baselines: bounded caches that drop keys, as their papers define the choice, in the streaming protocol of near/far.
+
+Tokens are read in blocks. The queries of a block attend to the keys that are kept and to their own block; then keys are dropped
+until `budget` are left. All heads of a layer keep equally many. These rules serve comparisons (`linattn fidelity --baselines`):
+they are computed by plain torch and only for causal calls without padding.
+
+| name | keeps, besides the first `sinks` and the last `recent` tokens | paper |
+| --- | --- | --- |
+| streaming | nothing: the window is as long as the budget allows | StreamingLLM, Xiao et al. 2023 |
+| h2o | the largest sums of attention received so far | H2O, Zhang et al. 2023 |
+| tova | the most attended by the last query, over all heads; nothing else is protected | TOVA, Oren et al. 2024 |
+| snapkv | the most attended by the queries of the last block, smoothed over 5 positions | SnapKV, Li et al. 2024 |
+| pyramidkv | the same, with budgets that fall from the first layer to the last | PyramidKV, Cai et al. 2024 |
+| knorm | the keys with the smallest norm | Devoto et al. 2024 |
+| keydiff | the keys least similar to the mean direction of all keys | KeyDiff, Park et al. 2025 |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d, cosine_similarity, normalize
+
+from ..kernels.base import Kernel
+from ..states.base import State
+from ..states.layout import Spec
+
+RULES = ("streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff")
+LEAST = 64  # keys that a layer keeps under PyramidKV, at least
+POOLED = 5  # positions over which SnapKV smooths attention
+
+
+@dataclass(eq=False, repr=False)
+class EvictionState(State):
+    """The keys that are kept: key (B, H, n, D), value (B, H, n, M), position and attention received (B, H, n)."""
+
+    key: Tensor
+    value: Tensor
+    position: Tensor
+    received: Tensor
+    tokens: Tensor
+
+    form: ClassVar[str] = "eviction"
+    table: ClassVar[dict[str, Spec]] = {
+        "key": Spec(("H", "n", "D")),
+        "value": Spec(("H", "n", "M")),
+        "position": Spec(("H", "n"), "count"),
+        "received": Spec(("H", "n"), "statistic"),
+        "tokens": Spec((), "count"),
+    }
+
+
+class Eviction(Kernel):
+    """Exact attention to a bounded number of keys; see the table above. For `attach`, and for comparisons only."""
+
+    stands_for_softmax = True
+    has_features = False
+    any_dim = True
+
+    def __init__(self, rule: str, budget: int, *, recent: int = 128, sinks: int = 4, block: int = 64):
+        super().__init__(None)
+        if rule not in RULES:
+            raise ValueError(f"unknown rule {rule!r}: the baselines are {', '.join(RULES)}.")
+        if budget < sinks + 1:
+            raise ValueError(f"a budget of {budget} keys leaves no room beside {sinks} sinks.")
+        self.rule, self.budget, self.recent, self.sinks, self.block = rule, budget, min(recent, budget), sinks, block
+
+    def features_for(self, dim: int) -> int:
+        raise ValueError("a cache that drops keys has no features.")
+
+    def extra_repr(self) -> str:
+        return f"{self.rule}, budget={self.budget}, recent={self.recent}, sinks={self.sinks}, block={self.block}"
+
+    @torch.no_grad()
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, state: EvictionState | None, scale: float | None
+    ) -> tuple[Tensor, EvictionState]:
+        """(B, Hq, L, D), (B, H, L, D), (B, H, L, M) -> (B, Hq, L, M), and the keys that are kept afterwards."""
+        B, H, L, D = key.shape
+        if state is None:
+            none = torch.zeros(B, H, 0, dtype=torch.int64, device=key.device)
+            start = torch.zeros(B, dtype=torch.int64, device=key.device)
+            state = EvictionState(self.rule, key[:, :, :0], value[:, :, :0], none, key.new_zeros(B, H, 0), start)
+        rows = []
+        done = 0
+        while done < L:
+            count = min(L - done, self.block - int(state.tokens[0]) % self.block)
+            cut = slice(done, done + count)
+            row, state = self._block(query[:, :, cut], key[:, :, cut], value[:, :, cut], state, scale or D**-0.5)
+            rows.append(row)
+            done += count
+        return torch.cat(rows, 2), state
+
+    def _block(
+        self, query: Tensor, key: Tensor, value: Tensor, state: EvictionState, scale: float
+    ) -> tuple[Tensor, EvictionState]:
+        """Tokens inside one block; keys are dropped at its end."""
+        B, H, n, D = key.shape
+        start = int(state.tokens[0])
+        position = torch.arange(start, start + n, device=key.device).expand(B, H, n)
+        keys, values = torch.cat([state.key, key], 2), torch.cat([state.value, value], 2)
+        positions = torch.cat([state.position, position], 2)
+        x = query.reshape(B, H, -1, n, D)
+        logits = (x @ keys.unsqueeze(2).mT) * scale
+        later = positions[:, :, None, None, :] > position[:, :, None, :, None]
+        weights = logits.masked_fill(later, -torch.inf).softmax(-1)  # (B, H, G, n, keys)
+        out = (weights @ values.unsqueeze(2)).reshape(B, -1, n, value.shape[-1])
+        received = torch.cat([state.received, state.received.new_zeros(B, H, n)], 2) + weights.sum(3).mean(2)
+        new = EvictionState(self.rule, keys, values, positions, received, state.tokens + n)
+        if (start + n) % self.block or keys.shape[2] <= self.budget:
+            return out, new
+        kept = self._score(weights, new).topk(self.budget, -1).indices.sort(-1).values
+        keys, values = (x.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
+        positions, received = positions.gather(2, kept), received.gather(2, kept)
+        return out, EvictionState(self.rule, keys, values, positions, received, new.tokens)
+
+    def _score(self, weights: Tensor, state: EvictionState) -> Tensor:
+        """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last block."""
+        keys, position, n = state.key, state.position, weights.shape[3]
+        if self.rule == "tova":
+            return weights[..., -1, :].mean((1, 2), keepdim=True).squeeze(2).expand(-1, keys.shape[1], -1)
+        if self.rule == "streaming":
+            score = position.to(keys.dtype)
+        elif self.rule == "h2o":
+            score = state.received
+        elif self.rule == "knorm":
+            score = -keys.norm(dim=-1)
+        elif self.rule == "keydiff":
+            score = -cosine_similarity(keys, normalize(keys, dim=-1).mean(2, keepdim=True), dim=-1)
+        else:
+            score = avg_pool1d(weights.mean((2, 3)), POOLED, 1, POOLED // 2)
+        end = state.tokens[0]
+        protected = position < self.sinks
+        if self.rule != "streaming":
+            protected = protected | (position >= end - max(self.recent, n))
+        return score.masked_fill(protected, torch.inf)
+
+
+def baseline(rule: str, layers: int, budget: int, **options: int) -> Mapping[int, Eviction]:
+    """Layer -> its kernel, for `attach`, with `budget` keys in a layer on average."""
+    if rule != "pyramidkv":
+        return {layer: Eviction(rule, budget, **options) for layer in range(layers)}
+    least = min(LEAST, budget)
+    most = 2 * budget - least
+    steps = [round(most - i * (most - least) / max(1, layers - 1)) for i in range(layers)]
+    return {layer: Eviction(rule, keys, **options) for layer, keys in enumerate(steps)}

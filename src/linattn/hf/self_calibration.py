@@ -1,0 +1,119 @@
+"""Budgets without a text: `attach(model, kernel="nearfar", mean_slots=192)` measures the model on random tokens.
+
+Heads that copy show themselves on random tokens that are repeated; no corpus is needed. The result is kept in the cache folder,
+so that a model is measured once. A calibration on a text (`linattn.hf.calibrate`) is better and takes precedence where it was
+saved beside the model.
+"""
+
+import hashlib
+import re
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .._files import cache_folder
+from ..nearfar import NearFar
+from .budgets import Calibration
+from .calibrate import calibrate
+from .modules import attention_modules, head_dim, is_sliding
+
+RULE = 2  # of merging: budgets that were measured with another are measured again
+LENGTH = 2048  # tokens to measure on
+RECALL = 64  # blocks that a head may recall where memory alone is given
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def find_or_calibrate(
+    model: PreTrainedModel, kernel: NearFar, *, mean_slots: int | None, memory: int | str | None
+) -> Calibration:
+    """Budgets of a model: saved beside it, kept in the cache folder, or measured now on random tokens, which one line says.
+
+    Args:
+        kernel: its window, sinks, block, alpha, recall and recall_bits are used.
+        mean_slots: slots of a kv head on average.
+        memory: instead, the size of all near/far states of one sequence, in bytes or as "64MiB"; then recall is given to
+            heads that are worth it. The far tokens of heads with recall are counted for texts of 2048 tokens.
+    """
+    if (mean_slots is None) == (memory is None):
+        raise ValueError("give either mean_slots or memory, not both.")
+    recall = max(kernel.recalls(1)) if isinstance(kernel.recall, int) else max(kernel.recall)
+    if memory is not None:
+        mean_slots, recall = slots_within(model, kernel, parse_bytes(memory)), recall or RECALL
+    assert mean_slots is not None
+    recall = recall if _decoder(model) else 0
+    found = Calibration.find(model)
+    if found is None:
+        found = _kept_or_measured(model, kernel.with_slots(0, 0), recall)
+    return found.with_mean(mean_slots, recall=recall > 0)
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of "64MiB", "1.5 GB" or a plain number."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError(f"memory must be a number of bytes or a size such as '64MiB', got {size!r}.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def slots_within(model: PreTrainedModel, kernel: NearFar, memory: int) -> int:
+    """Slots of a kv head on average, if the near/far states of one sequence may take `memory` bytes."""
+    fixed, each = 0, 0
+    for _, module in attention_modules(model):
+        if is_sliding(module):
+            continue
+        dim, heads = head_dim(module), module.config.num_attention_heads
+        kv_heads = getattr(module.config, "num_key_value_heads", None) or heads
+        fixed += kv_heads * kernel.state_bytes(0, dim, dim, heads // kv_heads)
+        each += kv_heads * (kernel.state_bytes(1, dim, dim, 1) - kernel.state_bytes(0, dim, dim, 1))
+    if memory < fixed:
+        raise ValueError(
+            f"a window of {kernel.window} tokens alone takes {fixed / 2**20:.1f} MiB in this model, more than memory="
+            f"{memory / 2**20:.1f} MiB: allow more, or pass a NearFar with a smaller window."
+        )
+    return (memory - fixed) // max(1, each)
+
+
+def random_tokens(model: PreTrainedModel, length: int = LENGTH) -> Tensor:
+    """(1, length) random tokens of a model's vocabulary, its start token first; always the same."""
+    config: Any = model.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size // 50, config.vocab_size, (1, length), generator=generator)
+    start = getattr(config, "bos_token_id", None)
+    if isinstance(start, int) and 0 <= start < config.vocab_size:
+        ids[0, 0] = start
+    return ids.to(next(model.parameters()).device)
+
+
+def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int) -> Calibration:
+    folder = cache_folder() / "budgets" / _fingerprint(model, kernel, recall)
+    if (folder / "linattn-budgets.json").is_file():
+        return Calibration.load(folder)
+    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or LENGTH
+    start = time.perf_counter()
+    ids = random_tokens(model, min(LENGTH, longest))
+    found = calibrate(model, ids, 192, kernel=kernel, recall=recall, save=folder, say=None)
+    print(
+        f"linattn: measured on random tokens which heads need slots ({time.perf_counter() - start:.0f} s), kept in "
+        f"{folder}; linattn.hf.calibrate with a text of yours gives better budgets.",
+        file=sys.stderr,
+    )
+    return found
+
+
+def _fingerprint(model: PreTrainedModel, kernel: NearFar, recall: int) -> str:
+    """Of what the budgets depend on: configuration, some of the weights, and the kernel."""
+    digest = hashlib.sha256(f"{RULE} {LENGTH} {recall} {kernel.extra_repr()} {kernel.recall_bits}".encode())
+    config = model.config.to_dict()
+    digest.update(repr(sorted((k, str(v)) for k, v in config.items() if not k.startswith("_"))).encode())
+    for _, weight in list(model.named_parameters())[:: max(1, len(list(model.parameters())) // 16)]:
+        digest.update(weight.detach().flatten()[:4096].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _decoder(model: PreTrainedModel) -> bool:
+    modules = [module for _, module in attention_modules(model) if not is_sliding(module)]
+    return all(getattr(module, "is_causal", True) for module in modules)

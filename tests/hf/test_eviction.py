@@ -1,0 +1,71 @@
+"""The baselines that drop keys: exact while nothing is dropped, bounded afterwards, and each keeps what its rule says."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from hf_support import build, logits, tokens
+from linattn.hf import StateCache, attach, detach
+from linattn.hf.eviction import RULES, Eviction, baseline
+
+
+def qkv(length, seed=0, heads=4, kv_heads=2, dim=8):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, h, length, dim, generator=g) for h in (heads, kv_heads, kv_heads)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_exact_while_nothing_is_dropped_and_any_split_alike(rule):
+    model, ids = build("llama"), tokens(1, 60)
+    exact = logits(model, ids)
+    attach(model, baseline(rule, 2, 200, recent=16, block=8))
+    torch.testing.assert_close(logits(model, ids), exact, atol=1e-5, rtol=1e-5)
+    detach(model)
+    attach(model, baseline(rule, 2, 40, recent=16, block=8))
+    whole = model(ids, past_key_values=StateCache(model)).logits
+    assert not torch.allclose(whole, exact, atol=1e-4)
+    cache, rows = StateCache(model), []
+    for part in ids.split([1, 20, 9, 30], 1):
+        rows.append(model(part, past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(rows, 1), whole, atol=1e-5, rtol=1e-5)
+    kept = [state.key.shape[2] for state in cache.states]
+    assert all(40 <= n < 48 for n in kept)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_keeps_what_its_rule_says(rule):
+    """By a loop over the keys, after a second block of 8 queries."""
+    q, k, v = qkv(32)
+    kernel = Eviction(rule, 18, recent=8, sinks=2, block=8)
+    first = Eviction(rule, 100, recent=8, sinks=2, block=8).attend(*(x[:, :, :24] for x in (q, k, v)), None, None)[1]
+    _, state = kernel.attend(*(x[:, :, 24:] for x in (q, k, v)), first, None)
+    logits = q.reshape(1, 2, 2, 32, 8) @ k.unsqueeze(2).mT / 8**0.5
+    weights = logits.masked_fill(torch.ones(32, 32, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)[0]
+    mean = torch.nn.functional.normalize(k, dim=-1).mean(2)[0]
+    for h in range(2):
+        last = weights[h, :, 24:].mean((0, 1))  # of the last block
+        scores = {
+            "streaming": torch.arange(32.0),
+            "h2o": weights[h].sum((0, 1)),
+            "tova": weights[:, :, -1].mean((0, 1)),
+            "snapkv": torch.stack([last[max(0, j - 2) : j + 3].sum() for j in range(32)]),
+            "knorm": -k[0, h].norm(dim=-1),
+            "keydiff": -torch.cosine_similarity(k[0, h], mean[h].expand(32, 8), dim=-1),
+        }
+        score = scores["snapkv" if rule == "pyramidkv" else rule].clone()
+        if rule != "tova":
+            score[:2] = torch.inf
+        if rule not in ("tova", "streaming"):
+            score[24:] = torch.inf
+        assert state.position[0, h].tolist() == sorted(score.topk(18).indices.tolist())
+        assert torch.equal(state.key[0, h], k[0, h, state.position[0, h]])
+        assert torch.equal(state.value[0, h], v[0, h, state.position[0, h]])
+
+
+def test_pyramid_budgets_fall_and_keep_their_mean():
+    budgets = [kernel.budget for kernel in baseline("pyramidkv", 10, 200).values()]
+    assert budgets == sorted(budgets, reverse=True)
+    assert sum(budgets) / 10 == pytest.approx(200, abs=1)
+    with pytest.raises(ValueError, match="the baselines are"):
+        Eviction("lru", 100)

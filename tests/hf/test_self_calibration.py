@@ -1,0 +1,98 @@
+"""Budgets without a text: measured once on random tokens, kept, and within the memory that was given."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from hf_support import build, logits, tokens
+from linattn import NearFar
+from linattn.hf import Calibration, StateCache, attach, calibrate, detach
+from linattn.hf.self_calibration import parse_bytes, random_tokens
+
+KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def kernels(model):
+    return [m.linattn_kernel for m in model.modules() if hasattr(m, "linattn_kernel")]
+
+
+def test_measured_once_and_kept(cache, capsys):
+    model, ids = build("llama"), tokens(1, 100)
+    before = logits(model, ids)
+    attach(model, NearFar(**KERNEL), mean_slots=24)
+    assert capsys.readouterr().err.count("measured on random tokens") == 1
+    assert len(list(cache.glob("budgets/*/linattn-budgets.json"))) == 1
+    first = [kernel.slots for kernel in kernels(model)]
+    assert 0 < sum(map(sum, first)) <= 24 * sum(map(len, first))
+    detach(model)
+    attach(model, NearFar(**KERNEL), mean_slots=24)
+    assert "measured" not in capsys.readouterr().err
+    assert [kernel.slots for kernel in kernels(model)] == first
+    detach(model)
+    assert torch.equal(logits(model, ids), before)
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    attach(model, NearFar(**KERNEL), mean_slots=24)  # other weights are another model
+    assert "measured" in capsys.readouterr().err
+
+
+def test_a_calibration_beside_the_model_takes_precedence(tmp_path, capsys):
+    model = build("llama")
+    saved = calibrate(model, tokens(1, 300), 24, kernel=NearFar(**KERNEL), save=tmp_path / "model", progress=False)
+    model.config.name_or_path = model.name_or_path = str(tmp_path / "model")
+    attach(model, NearFar(**KERNEL), mean_slots=40)
+    assert [list(k.slots) for k in kernels(model)] == list(saved.with_mean(40, recall=False).budgets.values())
+    assert "measured" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+def test_memory_is_kept_to(family):
+    model = build(family)
+    own = attach(model, NearFar(**{**KERNEL, "slots": 0}))
+    cache = StateCache(own)
+    own(tokens(1, 100), past_key_values=cache)
+    least = sum(state.nbytes for state in cache.states if state is not None)
+    detach(model)
+    with pytest.raises(ValueError, match="window of 16 tokens alone"):
+        attach(model, NearFar(**KERNEL), memory=least // 2)
+    allowed = least + 20000
+    attach(model, NearFar(**KERNEL, recall_bits=8), memory=allowed)
+    cache = StateCache(model)
+    model(tokens(1, 400), past_key_values=cache)
+    used = sum(state.nbytes for state in cache.states if state is not None)
+    assert least < used <= allowed
+
+
+def test_recall_that_no_head_got_is_said():
+    said = []
+    options = {"kernel": NearFar(**KERNEL), "progress": False, "say": said.append}
+    found = calibrate(build("llama"), tokens(1, 300), 2, recall=2, **options)
+    assert not any(any(row) for row in found.recall.values())
+    assert len(said) == 1
+    assert "no head got recall" in said[0]
+
+
+def test_sizes_are_read_and_nonsense_is_refused():
+    assert parse_bytes("64MiB") == 64 * 2**20
+    assert parse_bytes("1.5 GB") == 1_500_000_000
+    assert parse_bytes(1000) == parse_bytes("1000") == 1000
+    for bad in ("much", "64 parsecs", "-1", ""):
+        with pytest.raises(ValueError, match="64MiB"):
+            parse_bytes(bad)
+    model = build("llama")
+    with pytest.raises(ValueError, match="either"):
+        attach(model, mean_slots=24, memory="1MiB")
+    with pytest.raises(ValueError, match="one NearFar kernel"):
+        attach(model, "elu", mean_slots=24)
+    ids = random_tokens(model, 50)
+    assert ids.shape == (1, 50)
+    assert ids[0, 0] == 1
+    assert Calibration.find(model) is None
