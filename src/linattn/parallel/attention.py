@@ -1,7 +1,9 @@
 """linattn.parallel.attention: linattn.attention over a sequence that several processes share."""
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from ..ops.packing import CuSeqlens
 from ..states import State
 from . import all_tokens
 from .causal import Layout, Schedule, run_causal
+from .exchange import connected
 from .full import run_full
 from .groups import GroupLike, Members, members
 from .shards import pack_shards, shard_lengths
@@ -109,9 +112,9 @@ def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor |
     if isinstance(kernel, (NearFar, Softmax)):
         checks.check_sums(kernel, given.normalize, given.log_decay is not None or given.gate is not None)
         out = all_tokens.nearfar(given, kernel, who) if isinstance(kernel, NearFar) else all_tokens.softmax(given, who)
-        return out.squeeze(-3) if flat else out
+        return connected(out.squeeze(-3) if flat else out, given.query, given.key, given.value)
     rule = _rule(given, kernel, batch)
-    layout = layout_of(given.cu_seqlens, given.key, who)
+    layout = layout_of(given.cu_seqlens, given.key.shape[-2], given.key.device, who)
     if given.is_causal:
         if given.query.shape[-2] != given.key.shape[-2]:
             raise ValueError(
@@ -123,26 +126,24 @@ def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor |
         )
     else:
         out, final = run_full(rule, layout, state=given.state, return_state=given.return_state)
-    out = out.squeeze(-3) if flat else out
+    out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values(), *kernel.parameters())
     if not given.return_state:
         return out
     assert final is not None
     return out, final
 
 
-def layout_of(cu_seqlens: object, key: Tensor, who: Members) -> Layout:
+def layout_of(cu_seqlens: object, tokens: int, device: torch.device, who: Members) -> Layout:
     """The sequences of every process; asks the others for their numbers of tokens if sequences are packed."""
     if cu_seqlens is None:
         return Layout(who, None)
     if isinstance(cu_seqlens, tuple) and len(cu_seqlens) == 2 and not isinstance(cu_seqlens[0], int):
         raise ValueError("cu_seqlens over shards must be one list of bounds, for queries and keys alike.")
-    return Layout(who, pack_shards(cu_seqlens, shard_lengths(key.shape[-2], who, key.device)))
+    return Layout(who, pack_shards(cu_seqlens, shard_lengths(tokens, who, device)))
 
 
 def _with_heads(given: Arguments) -> Arguments:
     """Tokens (T, dim) as one head."""
-    from dataclasses import replace
-
     one = {name: getattr(given, name).unsqueeze(0) for name in ("query", "key", "value")}
     if given.log_decay is not None and given.log_decay.dim() == 2 and per_channel(given):
         one["log_decay"] = given.log_decay.unsqueeze(0)
@@ -160,9 +161,9 @@ def _rule(given: Arguments, kernel: Kernel, batch: tuple[int, ...]) -> SumsRule:
     if given.log_decay is not None:
         channels = per_channel(given)
         shape = (*batch, heads, tokens, *((kernel.features_of(given.key),) if channels else ()))
-        found["log_decay_channels" if channels else "log_decay"] = _expanded("log_decay", given.log_decay, shape)
+        found["log_decay_channels" if channels else "log_decay"] = expanded("log_decay", given.log_decay, shape)
     if given.gate is not None:
-        found["gate"] = _expanded("gate", given.gate, (*batch, heads, tokens))
+        found["gate"] = expanded("gate", given.gate, (*batch, heads, tokens))
     options = {
         "kernel": kernel,
         "scale": given.scale,
@@ -182,7 +183,8 @@ def _rule(given: Arguments, kernel: Kernel, batch: tuple[int, ...]) -> SumsRule:
     )
 
 
-def _expanded(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def expanded(name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x in its full shape."""
     try:
         return x.expand(shape)
     except RuntimeError:

@@ -210,21 +210,22 @@ def assembled(rule: Rule, layout: Layout, given: State | None, after: State) -> 
     owners = [packing.owner(i) for i in range(packing.count)]
     most = max([1, *(owners.count(rank) for rank in range(who.size))])
     held = packing.shards[who.rank].sequences
-    mine = [_sequence(after, held.index(i), batch) for i, owner in enumerate(owners) if owner == who.rank]
+
+    def state_of(i: int) -> State:
+        if i in held:
+            return _sequence(after, held.index(i), batch)
+        return empty if given is None else _sequence(given, i, batch)  # a sequence without tokens
+
+    mine = [state_of(i) for i, owner in enumerate(owners) if owner == who.rank]
     own = stack_states(mine + [empty] * (most - len(mine)), batch).tensors()
-    untouched = [_sequence(given, i, batch) if given is not None else empty for i in range(packing.count)]
-    like = stack_states(untouched, batch).tensors()
+    like = stack_states([empty] * packing.count, batch).tensors()
 
     def fold(summaries: Sequence[Tensors]) -> Iterator[Tensors | None]:
         yield from [None] * who.size
-        at = [0] * who.size
         states = []
         for i, owner in enumerate(owners):
-            if owner is None:
-                states.append(untouched[i].detach().tensors())
-                continue
-            states.append({name: x.select(batch, at[owner]) for name, x in summaries[owner].items()})
-            at[owner] += 1
+            place = owners[:i].count(owner)
+            states.append({name: x.select(batch, place) for name, x in summaries[owner].items()})
         yield {name: torch.stack([x[name] for x in states], batch) for name in like}
 
     _, common, token = Exchange(own, like, fold, who, single=False, shared=True).finish()

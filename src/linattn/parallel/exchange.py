@@ -135,3 +135,10 @@ def tie(x: Tensor, *tokens: Tensor | None) -> Tensor:
     """x, whose backward pass also runs the exchanges that gave the tokens, even where their results were not used."""
     present = [token for token in tokens if token is not None]
     return _Tie.apply(x, *present) if present else x
+
+
+def connected(x: Tensor, *inputs: Tensor | None) -> Tensor:
+    """x; if it is empty, its backward pass reaches all inputs, so that no parameter of a model is left without a gradient."""
+    if x.numel() or not torch.is_grad_enabled():
+        return x
+    return tie(x, *(y.sum() for y in inputs if y is not None and y.requires_grad))

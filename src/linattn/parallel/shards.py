@@ -50,12 +50,12 @@ class Packing:
     def count(self) -> int:
         return len(self.bounds) - 1
 
-    def owner(self, sequence: int) -> int | None:
-        """The process that holds a sequence's last token; None for an empty one."""
+    def owner(self, sequence: int) -> int:
+        """The process that holds a sequence's last token; the first one for a sequence without tokens."""
         for rank, shard in enumerate(self.shards):
             if sequence in shard.sequences and not (shard.goes_on and shard.sequences[-1] == sequence):
                 return rank
-        return None
+        return 0
 
 
 def pack_shards(cu_seqlens: object, lengths: Sequence[int]) -> Packing:

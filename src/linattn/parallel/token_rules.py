@@ -113,9 +113,12 @@ class SumsRule(TokenRule):
         tokens = self._from(start)
         if tokens["key"].shape[-2] == 0 and state is None:
             return self.identity()
-        query = tokens["query"][..., :0, :]
-        after = self._call({**tokens, "query": query}, state)[1]
+        after = self.state_after(tokens, state)
         return {**after.tensors(), "decay": self._total_decay(tokens, after.tokens)}  # type: ignore[attr-defined]
+
+    def state_after(self, tokens: Mapping[str, Tensor], state: State | None) -> State:
+        """Without any rows."""
+        return self._call({**tokens, "query": tokens["query"][..., :0, :]}, state)[1]
 
     def read(self, state: State | None, bounds: tuple[int, ...] | None) -> tuple[Tensor, State]:
         """What the queries get from a state alone, without the keys of this process."""
