@@ -19,7 +19,15 @@ class Router(Protocol):
         ...
 
     def tokens_before(self, counts: Tensor) -> Tensor:
-        """Of counts (B,) of this process's tokens: how many the earlier ones hold."""
+        """Of counts (B,) of this process's tokens: how many the processes before it hold."""
+        ...
+
+    def next_labels(self, labels: Tensor, ignore_index: int) -> Tensor:
+        """labels (B, T) moved by one token, across the borders of shards."""
+        ...
+
+    def mean_loss(self, total: Tensor, count: Tensor) -> Tensor:
+        """The mean over all processes of a sum of losses of this process over `count` tokens."""
         ...
 
 

@@ -1,5 +1,8 @@
 """The processes that share a sequence."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,11 +34,26 @@ class Members:
         return self.rank == self.size - 1
 
 
-def members(group: GroupLike = None) -> Members:
-    """The members of a process group, of a 1-D DeviceMesh, or of a mesh's dimension "sequence". None: all processes.
+_entered: ContextVar[Members | None] = ContextVar("linattn_members", default=None)
 
-    The order of the ranks is the order of the shards.
+
+@contextmanager
+def entered(who: Members) -> Iterator[None]:
+    """Makes a group the default of this context."""
+    token = _entered.set(who)
+    try:
+        yield
+    finally:
+        _entered.reset(token)
+
+
+def members(group: GroupLike = None) -> Members:
+    """The members of a process group, of a 1-D DeviceMesh, or of a mesh's dimension "sequence".
+
+    None: those of the surrounding sequence_parallel, otherwise all processes. The order of the ranks is that of the shards.
     """
+    if group is None and (who := _entered.get()) is not None:
+        return who
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             "sequence parallelism needs torch.distributed: start the program with torchrun and call "
