@@ -19,6 +19,7 @@ from .exchange import Exchange, tie
 from .groups import Members
 from .messages import Tensors
 from .pipeline import hand_on, spread, take_over
+from .rows import Rows
 from .rules import Rule, join_states, rebuilt, split_state, stack_states
 from .shards import Packing
 
@@ -90,11 +91,9 @@ def run_causal(
     groups = _divisor(rule.parts(), MOST_GROUPS if scan else GATHER_GROUPS)
     rules = rule.split(groups)
     given: Sequence[State | None] = [None] * groups if state is None else split_state(state, groups)
-    rows = Rows(rule, groups)
-    run = _scan if scan else _gather
+    rows, run = Rows(rule.head_dim, groups), _scan if scan else _gather
     finals = []
-    for out, final in run(rules, given, layout, return_state):
-        rows.add(out)
+    for final in run(rules, given, layout, return_state, rows):
         finals.append(final)
     return rows.joined(), join_states([x for x in finals if x is not None]) if return_state else None
 
@@ -110,32 +109,6 @@ def _scans(rule: Rule, size: int, schedule: Schedule) -> bool:
 
 def _divisor(number: int, most: int) -> int:
     return max(n for n in range(1, most + 1) if number % n == 0)
-
-
-class Rows:
-    """The rows of all groups of heads; without gradients they are written into one tensor as they come."""
-
-    def __init__(self, rule: Rule, groups: int):
-        self.dim, self.groups, self.kept = rule.head_dim, groups, []  # type: int, int, list[Tensor]
-        self.out: Tensor | None = None
-        self.at = 0
-
-    def add(self, rows: Tensor) -> None:
-        if self.groups == 1 or rows.requires_grad:
-            self.kept.append(rows)
-            return
-        if self.out is None:
-            shape = list(rows.shape)
-            shape[self.dim] *= self.groups
-            self.out = rows.new_empty(shape)
-        width = rows.shape[self.dim]
-        self.out.narrow(self.dim, self.at, width).copy_(rows)
-        self.at += width
-
-    def joined(self) -> Tensor:
-        if self.out is not None:
-            return self.out
-        return self.kept[0] if len(self.kept) == 1 else torch.cat(self.kept, self.dim)
 
 
 def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], names: Sequence[str]):  # type: ignore[no-untyped-def]
@@ -155,8 +128,8 @@ def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], nam
 
 
 def _gather(
-    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool
-) -> Iterator[tuple[Tensor, State | None]]:
+    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool, rows: Rows
+) -> Iterator[State | None]:
     total = return_state and layout.packing is None
     exchanges = []
     for rule, state in zip(rules, given, strict=True):
@@ -171,7 +144,8 @@ def _gather(
     for rule, state, exchange in zip(rules, given, exchanges, strict=True):
         prefix, common, token = exchange.finish()
         initial = layout.initial(rule, state, prefix)
-        out, after = rule.run(initial, layout.bounds)
+        with rows.place():
+            out, after = rule.run(initial, layout.bounds)
         final = None
         if total:
             final = rebuilt(after, common)
@@ -180,15 +154,17 @@ def _gather(
             out = tie(out, second)
         if isinstance(final, LinearState) and isinstance(after, LinearState):
             final = with_guarded(final, layout, rule.batch, state, initial, after)
-        yield tie(out, token), final
+        rows.add(tie(out, token))
+        yield final
 
 
 def _scan(
-    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool
-) -> Iterator[tuple[Tensor, State | None]]:
+    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool, rows: Rows
+) -> Iterator[State | None]:
     for rule, state in zip(rules, given, strict=True):
         prefix = take_over(rule.empty().tensors(), layout.who) if layout.continues else None
-        out, after = rule.run(layout.initial(rule, state, prefix), layout.bounds)
+        with rows.place():
+            out, after = rule.run(layout.initial(rule, state, prefix), layout.bounds)
         if layout.goes_on:
             last = after if layout.packing is None else _sequence(after, -1, rule.batch)
             out = tie(out, hand_on(last.tensors(), layout.who))
@@ -199,7 +175,8 @@ def _scan(
         elif return_state:
             final, token = assembled(rule, layout, state, after)
             out = tie(out, token)
-        yield out, final
+        rows.add(out)
+        yield final
 
 
 def assembled(rule: Rule, layout: Layout, given: State | None, after: State) -> tuple[State, Tensor | None]:
