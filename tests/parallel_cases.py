@@ -113,7 +113,7 @@ def attention_case(who: Members, lengths: list[int], dtype: torch.dtype, **case:
     tensors = {"query": randn(B, Hq, T, D, dtype=dtype), "key": randn(B, H, T, D, dtype=dtype)}
     tensors["value"] = randn(B, H, T, M, dtype=dtype)
     if case["decay"] == "gate":
-        tensors["gate"] = torch.rand(B, H, T).clamp(0.05, 0.95).to(dtype)
+        tensors["gate"] = torch.rand(B, H, T).clamp(0.3, 0.7).to(dtype)
     elif case["decay"] is not None:
         tensors["log_decay"] = -torch.rand(B, H, T, *((D,) if case["decay"] == "channel" else ()), dtype=dtype)
     constants = {"key_mask": torch.rand(B, T) > 0.3} if case["masked"] else {}

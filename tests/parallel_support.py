@@ -20,7 +20,12 @@ MODULES = ("parallel_cases", "parallel_model_cases")
 class Pool:
     """Processes that wait for cases. timeout: of the process group, in seconds."""
 
-    def __init__(self, world: int = 4, timeout: float = 60.0):
+    def __init__(self, world: int = 4, timeout: float = 30.0):
+        self.world, self.timeout = world, timeout
+        self._open()
+
+    def _open(self) -> None:
+        world, timeout = self.world, self.timeout
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "transformers", *MODULES])
         folder = tempfile.mkdtemp()
@@ -52,6 +57,9 @@ class Pool:
         self.start(size, case, *args)
         found = self.finish(size)
         wrong = [f"process {rank}: {text}" for rank, (kind, text) in enumerate(found) if kind != "done"]
+        if wrong:  # what the processes have told each other no longer fits together
+            self.close()
+            self._open()
         assert not wrong, "\n".join(wrong)
         return [result for _, result in found]
 
@@ -61,7 +69,7 @@ class Pool:
                 pipe.send(None)
             except OSError:  # it is gone already
                 pass
-            process.join(5)
+            process.join(2)
             if process.is_alive():
                 process.kill()
 
