@@ -73,7 +73,8 @@ def transformer_layers(who: Members) -> None:
     mine = parallel.shard(x, group=who.group)
     for causal in (False, True):
         mask, part = (
-            nn.Transformer.generate_square_subsequent_mask(y.shape[1], dtype=x.dtype) if causal else None for y in (x, mine)
+            nn.Transformer.generate_square_subsequent_mask(y.shape[1], dtype=x.dtype) if causal else None
+            for y in (x, mine)
         )
         out = model(x, mask=mask, is_causal=causal)
         with parallel.sequence_parallel(who.group):

@@ -1,9 +1,11 @@
 """A pool of four gloo processes for all tests of linattn.parallel, forked from one server so that torch is imported once.
 
-Cases are functions of `who` (a Members of linattn.parallel) in parallel_cases.py and parallel_model_cases.py; the processes of a group of
-2, 3 or 4 run one together. They end by os._exit: a gloo process that ends the usual way may abort while its threads still hold work.
+Cases are functions of a Members of linattn.parallel in parallel_cases.py and parallel_model_cases.py; the processes of a group
+of 2, 3 or 4 run one together. They end by os._exit: a gloo process that ends the usual way may abort while its threads
+still hold work.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -65,10 +67,8 @@ class Pool:
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
-            try:
+            with contextlib.suppress(OSError):  # it is gone already
                 pipe.send(None)
-            except OSError:  # it is gone already
-                pass
             process.join(2)
             if process.is_alive():
                 process.kill()

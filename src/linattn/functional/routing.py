@@ -22,6 +22,10 @@ class Router(Protocol):
         """Of counts (B,) of this process's tokens: how many the processes before it hold."""
         ...
 
+    def start_of(self, tokens: int) -> tuple[int, bool]:
+        """Where this process's tokens start in the sequence, and whether any process has none."""
+        ...
+
     def next_labels(self, labels: Tensor, ignore_index: int) -> Tensor:
         """labels (B, T) moved by one token, across the borders of shards."""
         ...

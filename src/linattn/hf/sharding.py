@@ -30,10 +30,11 @@ class ShardInputs:
         if not isinstance(tokens, Tensor):
             return None
         B, T = tokens.shape[:2]
+        start, empty = router.start_of(T)
+        if empty:
+            raise ValueError("a process has no tokens, which transformers' models do not take: give each of them some.")
         if "position_ids" in parameters and given.get("position_ids") is None:
-            count = torch.tensor([T], device=tokens.device)
-            start = router.tokens_before(count)
-            given["position_ids"] = (start + torch.arange(T, device=tokens.device)).expand(B, T)
+            given["position_ids"] = torch.arange(start, start + T, device=tokens.device).expand(B, T)
         if "use_cache" in parameters and given.get("use_cache") is None:
             given["use_cache"] = False
         if isinstance(given.get("labels"), Tensor):

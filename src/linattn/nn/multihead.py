@@ -165,7 +165,9 @@ def _refuse_over_shards(need_weights: bool, attn_mask: Tensor | None, is_causal:
     if need_weights:
         raise ValueError("need_weights: under sequence_parallel no process has the keys of all tokens.")
     if attn_mask is not None and not is_causal:
-        raise ValueError("a mask of one shard does not say what the others do: pass is_causal=True under sequence_parallel.")
+        raise ValueError(
+            "a mask of one shard does not say what the others do: pass is_causal=True under sequence_parallel."
+        )
 
 
 def _keep_kernel(module: MultiheadAttention, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -1,6 +1,5 @@
 """Kernels that are no sums: near/far by heads over processes, softmax by gathering the keys."""
 
-
 import math
 from dataclasses import replace
 
@@ -18,7 +17,9 @@ from .shards import pack_shards, shard_lengths
 
 def _refuse_state(given: Arguments, what: str, why: str) -> None:
     if given.state is not None or given.return_state:
-        raise ValueError(f"{what} over several processes takes and returns no state: {why}. Leave out state= and return_state=.")
+        raise ValueError(
+            f"{what} over several processes takes and returns no state: {why}. Leave out state= and return_state=."
+        )
 
 
 def _flat_batch(given: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]]:
@@ -53,7 +54,13 @@ def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
             kernel.budgets(key.shape[1])[first : first + mine], kernel.recalls(key.shape[1])[first : first + mine]
         )
         local = replace(
-            given, query=q, key=k, value=v, kernel=own, attn_mask=None, key_mask=None if bool(visible.all()) else visible
+            given,
+            query=q,
+            key=k,
+            value=v,
+            kernel=own,
+            attn_mask=None,
+            key_mask=None if bool(visible.all()) else visible,
         )
         out = _call(local)
     else:
@@ -106,5 +113,3 @@ def _call(given: Arguments) -> Tensor:
     options = {name: getattr(given, name) for name in Arguments.__dataclass_fields__}
     out: Tensor = attention(**{**options, "return_state": False, "state": None, "enable_gqa": True})
     return out
-
-

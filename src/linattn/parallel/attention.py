@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
 from torch import Tensor
 
 from ..engines.call import EngineName
@@ -12,7 +11,7 @@ from ..functional import checks, routing
 from ..functional.attention import attention as local_attention
 from ..functional.decayed_attention import per_channel
 from ..functional.normalise import Arguments, read_masks
-from ..kernels import Kernel, KernelName, Softmax
+from ..kernels import Custom, Kernel, KernelName, Precondition, Softmax
 from ..kernels.names import constant
 from ..nearfar import NearFar
 from ..ops.packing import CuSeqlens
@@ -121,9 +120,7 @@ def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor |
                 f"causal attention over shards needs queries and keys of the same tokens, got {given.query.shape[-2]} "
                 f"queries and {given.key.shape[-2]} keys on process {who.rank}."
             )
-        out, final = run_causal(
-            rule, layout, state=given.state, return_state=given.return_state, schedule=schedule
-        )
+        out, final = run_causal(rule, layout, state=given.state, return_state=given.return_state, schedule=schedule)
     else:
         out, final = run_full(rule, layout, state=given.state, return_state=given.return_state)
     out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values(), *kernel.parameters())
@@ -196,7 +193,5 @@ def _has_heads(kernel: Kernel) -> bool:
     built_in = type(kernel).__module__.startswith("linattn.kernels.")
     tensors: list[Tensor] = [*kernel.parameters(), *kernel.buffers()]
     own = [x for x in tensors if x.dim() > 2]
-    means = [m for m in kernel.modules() if type(m).__name__ == "Precondition" and m.query_mean.dim() > 1]
-    return bool(own or means) or not built_in or type(kernel).__name__ == "Custom"
-
-
+    means = [m for m in kernel.modules() if isinstance(m, Precondition) and m.query_mean.dim() > 1]
+    return bool(own or means) or not built_in or isinstance(kernel, Custom)

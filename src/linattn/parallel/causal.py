@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..states import LinearState, State
-from .exchange import Exchange, tie
+from .exchange import Exchange, Fold, tie
 from .groups import Members
 from .messages import Tensors
 from .pipeline import hand_on, spread, take_over
 from .rows import Rows
 from .rules import Rule, join_states, rebuilt, split_state, stack_states
-from .shards import Packing
+from .shards import Packing, Shard
 
 Schedule = Literal["auto", "gather", "scan"]
 MOST_GROUPS = 16  # of a scan: each is a message
@@ -48,7 +48,7 @@ class Layout:
         return not self.who.last if self.packing is None else self._shard.goes_on
 
     @property
-    def _shard(self):  # type: ignore[no-untyped-def]
+    def _shard(self) -> Shard:
         assert self.packing is not None
         return self.packing.shards[self.who.rank]
 
@@ -64,7 +64,7 @@ class Layout:
             return before if self.continues else given
         if before is None and given is None:
             return None
-        chosen = [_sequence(given, i, rule.batch) if given is not None else like for i in self._shard.sequences]
+        chosen = [sequence(given, i, rule.batch) if given is not None else like for i in self._shard.sequences]
         if before is not None:
             chosen[0] = before
         return stack_states(chosen, rule.batch) if chosen else None
@@ -75,11 +75,12 @@ class Layout:
             return 0, given if self.who.first else None
         shard = self._shard
         begins_here = bool(shard.sequences) and not shard.alone
-        state = _sequence(given, shard.sequences[-1], batch) if begins_here and given is not None else None
+        state = sequence(given, shard.sequences[-1], batch) if begins_here and given is not None else None
         return shard.last_start, state
 
 
-def _sequence(state: State, i: int, batch: int) -> State:
+def sequence(state: State, i: int, batch: int) -> State:
+    """One of the states of packed sequences, after `batch` batch dimensions."""
     return state.map(lambda _, x: x.select(batch, i))
 
 
@@ -111,7 +112,7 @@ def _divisor(number: int, most: int) -> int:
     return max(n for n in range(1, most + 1) if number % n == 0)
 
 
-def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], names: Sequence[str]):  # type: ignore[no-untyped-def]
+def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], names: Sequence[str]) -> Fold:
     """A fold: for each process the state before its tokens, then the state after all."""
 
     def fold(summaries: Sequence[Tensors]) -> Iterator[Tensors | None]:
@@ -166,7 +167,7 @@ def _scan(
         with rows.place():
             out, after = rule.run(layout.initial(rule, state, prefix), layout.bounds)
         if layout.goes_on:
-            last = after if layout.packing is None else _sequence(after, -1, rule.batch)
+            last = after if layout.packing is None else sequence(after, -1, rule.batch)
             out = tie(out, hand_on(last.tensors(), layout.who))
         final = None
         if return_state and layout.packing is None:
@@ -190,8 +191,8 @@ def assembled(rule: Rule, layout: Layout, given: State | None, after: State) -> 
 
     def state_of(i: int) -> State:
         if i in held:
-            return _sequence(after, held.index(i), batch)
-        return empty if given is None else _sequence(given, i, batch)  # a sequence without tokens
+            return sequence(after, held.index(i), batch)
+        return empty if given is None else sequence(given, i, batch)  # a sequence without tokens
 
     mine = [state_of(i) for i, owner in enumerate(owners) if owner == who.rank]
     own = stack_states(mine + [empty] * (most - len(mine)), batch).tensors()

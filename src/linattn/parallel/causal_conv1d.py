@@ -107,7 +107,9 @@ class ConvRule:
         mask = self.mask[..., start:]
         padded = torch.nn.functional.pad(x.masked_fill(~mask.unsqueeze(-2), 0), (wanted, 0))
         places = torch.arange(1, mask.shape[-1] + 1, device=x.device) * mask  # from 1; 0 for masked tokens
-        places = torch.nn.functional.pad(places, (wanted, 0)).topk(wanted, -1).values.flip(-1)  # the last ones, in order
+        places = (
+            torch.nn.functional.pad(places, (wanted, 0)).topk(wanted, -1).values.flip(-1)
+        )  # the last ones, in order
         index = torch.where(places > 0, places + wanted - 1, 0)
         inputs = padded.gather(-1, index.unsqueeze(-2).expand(*x.shape[:-1], wanted))
         return {"inputs": inputs, "count": (places > 0).sum(-1)}

@@ -17,6 +17,7 @@ from .groups import GroupLike, Members, entered, members
 from .messages import gather
 from .selective_scan import selective_scan
 from .sequences import mean_loss, next_labels
+from .shards import shard_lengths
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "attention": attention,
@@ -43,6 +44,10 @@ class ShardRouter:
         found, _ = gather({"counts": counts}, self.who)
         before = torch.zeros_like(counts)
         return sum((x["counts"] for x in found[: self.who.rank]), before)
+
+    def start_of(self, tokens: int) -> tuple[int, bool]:
+        lengths = shard_lengths(tokens, self.who, torch.device("cpu"))
+        return sum(lengths[: self.who.rank]), 0 in lengths
 
     def next_labels(self, labels: Tensor, ignore_index: int) -> Tensor:
         return next_labels(labels, ignore_index=ignore_index, group=self.who.group)

@@ -18,9 +18,11 @@ from .causal import Schedule, run_causal
 from .exchange import connected
 from .groups import GroupLike, Members, members
 from .messages import Tensors
-from .token_rules import DeltaRule, SumsRule, TokenRule
+from .token_rules import DeltaRule, SumsRule
 
-DELTA_EXTRA = 1.5  # time of a shard's state and transition, as a share of a pass (measured: benchmarks/parallel.py --extra)
+DELTA_EXTRA = (
+    1.5  # time of a shard's state and transition, as a share of a pass (measured: benchmarks/parallel.py --extra)
+)
 
 
 def delta_rule(
@@ -60,15 +62,16 @@ def delta_rule(
         (..., heads, tokens of this process, value dim); with return_state, that and the State.
     """
     options: dict[str, Any] = {"scale": scale, "normalize_qk": normalize_qk, "enable_gqa": enable_gqa, "engine": engine}
-    tokens = {"query": query, "key": key, "value": value, "beta": beta, "log_decay": log_decay, "key_mask": key_mask}
+    tokens: dict[str, Any] = {"query": query, "key": key, "value": value, "beta": beta}
+    tokens |= {"log_decay": log_decay, "key_mask": key_mask}
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            return local_delta_rule(
-                **tokens, **options, cu_seqlens=cu_seqlens, state=state, return_state=return_state
-            )
+            return local_delta_rule(**tokens, **options, cu_seqlens=cu_seqlens, state=state, return_state=return_state)
         if not isinstance(beta, Tensor):
-            raise TypeError(f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}.")
+            raise TypeError(
+                f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}."
+            )
         read, batch, flat = _read(tokens, enable_gqa)
         rule = DeltaRule(
             function=local_delta_rule,
@@ -99,11 +102,11 @@ def decayed_sums(
     """Decayed sums over shards, for the layers of linattn.nn: arguments as in `delta_rule`. The state is None without
     return_state."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa, "engine": engine}
-    tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "key_mask": key_mask}
+    tokens: dict[str, Any] = {"query": query, "key": key, "value": value, "log_decay": log_decay, "key_mask": key_mask}
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            return sums.decayed_sums(**tokens, **options, cu_seqlens=cu_seqlens, state=state)  # type: ignore[arg-type]
+            return sums.decayed_sums(**tokens, **options, cu_seqlens=cu_seqlens, state=state)
         read, batch, flat = _read(tokens, enable_gqa)
         rule = _Decayed(
             function=sums.decayed_sums,
@@ -153,7 +156,7 @@ def _read(tokens: Mapping[str, Tensor | None], enable_gqa: bool) -> tuple[Tensor
 
 
 def _run(
-    rule: TokenRule,
+    rule: SumsRule | DeltaRule,
     who: Members,
     flat: bool,
     cu_seqlens: CuSeqlens | None,
@@ -162,7 +165,7 @@ def _run(
     schedule: Schedule,
 ) -> Tensor | tuple[Tensor, State]:
     layout = layout_of(cu_seqlens, rule.tokens["key"].shape[-2], rule.tokens["key"].device, who)
-    out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)  # type: ignore[arg-type]
+    out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)
     out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values())
     if not return_state:
         return out

@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-
 from torch import Tensor
 
 from ..states import LinearState, State
-from .causal import Layout, assembled, with_guarded
+from .causal import Layout, assembled, sequence, with_guarded
 from .exchange import Exchange, tie
 from .messages import Tensors
 from .rules import rebuilt, stack_states
 from .token_rules import SumsRule
 
 
-def run_full(
-    rule: SumsRule, layout: Layout, *, state: State | None, return_state: bool
-) -> tuple[Tensor, State | None]:
+def run_full(rule: SumsRule, layout: Layout, *, state: State | None, return_state: bool) -> tuple[Tensor, State | None]:
     """The rows of this process, and the state after all tokens on every process."""
     if layout.packing is not None:
         return _packed(rule, layout, state, return_state)
@@ -54,7 +51,7 @@ def _packed(rule: SumsRule, layout: Layout, given: State | None, return_state: b
     parts: list[State] = []
     if shard.sequences:
         states = rule.run(layout.initial(rule, given, empty.tensors()), shard.bounds)[1]
-        parts = [states.map(lambda _, x, i=i: x.select(batch, i)) for i in range(len(shard.sequences))]
+        parts = [sequence(states, i, batch) for i in range(len(shard.sequences))]
     none = rule.identity()
     decay = {"decay": none["decay"]}
     ends = [parts[0] if len(parts) > 1 else empty, parts[-1] if parts else empty]
@@ -97,5 +94,3 @@ def _packed(rule: SumsRule, layout: Layout, given: State | None, return_state: b
         if isinstance(final, LinearState) and isinstance(after, LinearState):
             final = with_guarded(final, layout, batch, given, before, after)
     return tie(out, token), final
-
-

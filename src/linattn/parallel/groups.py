@@ -60,7 +60,7 @@ def members(group: GroupLike = None) -> Members:
             'torch.distributed.init_process_group("gloo") first.'
         )
     if isinstance(group, DeviceMesh):
-        found = _of_mesh(group)
+        found: object = _of_mesh(group)
     else:
         found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):
@@ -78,7 +78,7 @@ def _of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     named = [name for name in names if name in SEQUENCE_NAMES]
     if len(named) != 1:
         raise ValueError(
-            f"a mesh of {mesh.ndim} dimensions {names} must have one that is called \"sequence\": pass it alone, e.g. "
+            f'a mesh of {mesh.ndim} dimensions {names} must have one that is called "sequence": pass it alone, e.g. '
             'mesh["sequence"].'
         )
     return mesh.get_group(named[0])

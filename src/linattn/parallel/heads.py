@@ -52,7 +52,8 @@ class _ToHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _scatter_tokens(grad, *ctx.call, "backward"), None, None, None
+        heads, lengths, who = ctx.call
+        return _scatter_tokens(grad, heads, lengths, who, "backward"), None, None, None
 
 
 class _ToTokens(torch.autograd.Function):
@@ -64,7 +65,8 @@ class _ToTokens(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _scatter_heads(grad, *ctx.call, "backward"), None, None, None
+        heads, lengths, who = ctx.call
+        return _scatter_heads(grad, heads, lengths, who, "backward"), None, None, None
 
 
 def gather_tokens(x: Tensor, lengths: Sequence[int], who: Members) -> Tensor:

@@ -66,7 +66,7 @@ class _HandOn(torch.autograd.Function):
 
 
 def spread(tensors: Tensors, who: Members) -> tuple[Tensors, Tensor | None]:
-    """The tensors of the last process, on every process; and a tensor to `tie` to the output. Others pass some of that shape."""
+    """The tensors of the last process, on all of them, and a tensor to `tie` to the output. Others pass any of that shape."""
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     buffer = pack(tensors, wanted)
     count("forward", 0 if who.last else buffer.numel())

@@ -20,15 +20,18 @@ class Rule(Protocol):
         extra_work: time of `summary` as a share of the time of `run`.
     """
 
-    batch: int
-    extra_work: float
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def extra_work(self) -> float: ...
 
     def run(self, state: State | None, bounds: tuple[int, ...] | None) -> tuple[Tensor, State]:
         """The rows of this process from the state before its tokens, and the state after them."""
         ...
 
     def summary(self, start: int, state: State | None, *, fresh: bool) -> Tensors:
-        """Of the tokens from `start` on, from a state. fresh: nothing comes before them, so their effect on it is not needed."""
+        """Of the tokens from `start` on, from a state. fresh: nothing comes before, so their effect on it is not needed."""
         ...
 
     def identity(self) -> Tensors:
@@ -66,9 +69,7 @@ def split_state(state: State, groups: int) -> list[State]:
     """By heads: the first dimension that a tensor has after the batch."""
     if groups == 1:
         return [state]
-    parts = {
-        name: x.chunk(groups, x.dim() - len(state.table[name].dims)) for name, x in state.tensors().items()
-    }
+    parts = {name: x.chunk(groups, x.dim() - len(state.table[name].dims)) for name, x in state.tensors().items()}
     return [rebuilt(state, {name: part[i] for name, part in parts.items()}) for i in range(groups)]
 
 

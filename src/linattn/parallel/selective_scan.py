@@ -1,6 +1,5 @@
 """linattn.parallel.selective_scan: the scan of Mamba-1 over a sequence that several processes share."""
 
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from .messages import Tensors
 from .rules import Rule
 
 CHANNELS = {"u": -2, "delta": -2, "z": -2, "A": 0, "D": 0, "delta_bias": 0}
-
 
 
 def selective_scan(
@@ -45,7 +43,7 @@ def selective_scan(
     linattn.parallel.attention.
     """
     given = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
-    tensors = {name: x for name, x in given.items() if x is not None}
+    tensors: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
     options: dict[str, Any] = {"delta_softplus": delta_softplus, "engine": engine}
     who = members(group)
     with routing.routed(None):
@@ -65,7 +63,7 @@ def selective_scan(
 class ScanRule:
     """Channels take the place of heads."""
 
-    tensors: Tensors
+    tensors: dict[str, Any]
     options: dict[str, Any]
     batch: int
     extra_work: float = 1.0  # a shard's state takes a scan of its own
@@ -83,7 +81,9 @@ class ScanRule:
 
     def split(self, groups: int) -> list[Rule]:
         dims = {**CHANNELS, **({"B": -3, "C": -3} if self._grouped else {})}
-        parts = {name: x.chunk(groups, dims[name]) if name in dims else (x,) * groups for name, x in self.tensors.items()}
+        parts = {
+            name: x.chunk(groups, dims[name]) if name in dims else (x,) * groups for name, x in self.tensors.items()
+        }
         return [replace(self, tensors={name: part[i] for name, part in parts.items()}) for i in range(groups)]
 
     def run(self, state: State | None, bounds: tuple[int, ...] | None) -> tuple[Tensor, State]:
@@ -92,7 +92,8 @@ class ScanRule:
     def empty(self) -> ScanState:
         u, A = self.tensors["u"], self.tensors["A"]
         dtype = torch.float64 if u.dtype == torch.float64 else torch.float32
-        return ScanState.empty(tuple(u.shape[:-2]), *A.shape, dtype=dtype, device=u.device)
+        channels, n = A.shape
+        return ScanState.empty(tuple(u.shape[:-2]), channels, n, dtype, u.device)
 
     def identity(self) -> Tensors:
         h = self.empty().h
@@ -116,5 +117,3 @@ class ScanRule:
 
     def advance(self, state: Tensors, summary: Tensors) -> Tensors:
         return {"h": state["h"] * summary["decay"].exp() + summary["h"]}
-
-

@@ -86,7 +86,11 @@ def _shard(bounds: Sequence[int], start: int, stop: int) -> Shard:
     if start == stop:
         held = [i for i in range(len(bounds) - 1) if bounds[i] < start < bounds[i + 1]]
     else:
-        held = [i for i in range(len(bounds) - 1) if bounds[i] < stop and bounds[i + 1] > start and bounds[i + 1] > bounds[i]]
+        held = [
+            i
+            for i in range(len(bounds) - 1)
+            if bounds[i] < stop and bounds[i + 1] > start and bounds[i + 1] > bounds[i]
+        ]
     if not held:
         return Shard((), (0,), False, False)
     local = [max(0, bounds[i] - start) for i in held] + [min(stop, bounds[held[-1] + 1]) - start]

@@ -14,7 +14,7 @@ from ..ops.delta_rule import chunk
 from ..ops.delta_rule.transition import transition
 from ..states import State
 from .messages import Tensors
-from .rules import Rule, advance_linear, advance_recurrent
+from .rules import advance_linear, advance_recurrent
 
 # Dimensions of the arguments that hold heads and tokens, counted from the end; log_decay is per head or per channel.
 _HEADS = {"query": -3, "key": -3, "value": -3, "beta": -2, "gate": -2, "log_decay": -2, "log_decay_channels": -3}
@@ -57,12 +57,11 @@ class TokenRule:
             return 1
         return math.gcd(*(self.tokens[name].shape[-3] for name in ("query", "key", "value")))
 
-    def split(self, groups: int) -> "list[Rule]":
+    def split(self, groups: int) -> list[Any]:
         if groups == 1:
             return [self]
         parts = {
-            name: x.chunk(groups, _HEADS[name]) if name in _HEADS else (x,) * groups
-            for name, x in self.tokens.items()
+            name: x.chunk(groups, _HEADS[name]) if name in _HEADS else (x,) * groups for name, x in self.tokens.items()
         }
         return [replace(self, tokens={name: part[i] for name, part in parts.items()}) for i in range(groups)]
 
@@ -107,14 +106,14 @@ class SumsRule(TokenRule):
 
     def identity(self) -> Tensors:
         empty = self.empty()
-        return {**empty.tensors(), "decay": self._total_decay(self._narrowed(0, 0), empty.tokens)}  # type: ignore[attr-defined]
+        return {**empty.tensors(), "decay": self._total_decay(self._narrowed(0, 0), empty.tokens)}
 
     def summary(self, start: int, state: State | None, *, fresh: bool) -> Tensors:
         tokens = self._from(start)
         if tokens["key"].shape[-2] == 0 and state is None:
             return self.identity()
         after = self.state_after(tokens, state)
-        return {**after.tensors(), "decay": self._total_decay(tokens, after.tokens)}  # type: ignore[attr-defined]
+        return {**after.tensors(), "decay": self._total_decay(tokens, after.tokens)}
 
     def state_after(self, tokens: Mapping[str, Tensor], state: State | None) -> State:
         """Without any rows."""
@@ -136,7 +135,7 @@ class DeltaRule(TokenRule):
     """The delta rule: what a shard does to an earlier state is a matrix for each head."""
 
     def identity(self) -> Tensors:
-        S = self.empty().S  # type: ignore[attr-defined]
+        S = self.empty().S
         one = torch.eye(S.shape[-2], dtype=S.dtype, device=S.device)
         return {**self.empty().tensors(), "transition": one.expand(*S.shape[:-1], S.shape[-2])}
 
@@ -167,5 +166,3 @@ class DeltaRule(TokenRule):
 
     def advance(self, state: Tensors, summary: Tensors) -> Tensors:
         return advance_recurrent(state, summary)
-
-
