@@ -112,7 +112,7 @@ def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor |
         checks.check_sums(kernel, given.normalize, given.log_decay is not None or given.gate is not None)
         out = all_tokens.nearfar(given, kernel, who) if isinstance(kernel, NearFar) else all_tokens.softmax(given, who)
         return connected(out.squeeze(-3) if flat else out, given.query, given.key, given.value)
-    rule = _rule(given, kernel, batch)
+    rule = make_rule(given, batch)
     layout = layout_of(given.cu_seqlens, given.key.shape[-2], given.key.device, who)
     if given.is_causal:
         if given.query.shape[-2] != given.key.shape[-2]:
@@ -149,7 +149,9 @@ def _with_heads(given: Arguments) -> Arguments:
     return replace(given, **one)
 
 
-def _rule(given: Arguments, kernel: Kernel, batch: tuple[int, ...]) -> SumsRule:
+def make_rule(given: Arguments, batch: tuple[int, ...]) -> SumsRule:
+    """A call with a linear kernel, of these batch dimensions, as a rule."""
+    kernel = constant(given.kernel, given.query)
     heads, tokens = given.key.shape[-3:-1]
     found = {"query": given.query, "key": given.key, "value": given.value}
     mask = read_masks(given, batch, True, tokens)
