@@ -23,13 +23,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import parallel_model
 import torch
 import torch.distributed as dist
-from parallel_model import LAYERS, Layer
 
 import linattn
+import parallel_model
 from linattn import parallel
+from parallel_model import LAYERS
 
 Found = dict[str, Any]
 
@@ -72,7 +72,10 @@ def count_bytes(rank: int, world: int, names: list[str], lengths: list[int]) -> 
                 call = LAYERS[name].call(tokens // world, grad=True)
                 with parallel.count_traffic() as traffic:
                     call(parallel, schedule=schedule).sum().backward()
-                found[f"{name}/{schedule}/{tokens}"] = [traffic.bytes.get("forward", 0), traffic.bytes.get("backward", 0)]
+                found[f"{name}/{schedule}/{tokens}"] = [
+                    traffic.bytes.get("forward", 0),
+                    traffic.bytes.get("backward", 0),
+                ]
     return found
 
 
@@ -176,7 +179,11 @@ def extra(args: argparse.Namespace) -> Found:
                 times["summary"].append(_timed(lambda rule=rule: rule.summary(0, None, fresh=False))[1])
         share = min(times["summary"]) / min(times["rows"])
         print(f"{name:28} summary {share:.2f} of the rows; the library expects {rule.extra_work:.2f}")
-        record[name] = {"share": share, "expected": rule.extra_work, "tokens per second": (args.tokens or 8192) / min(times["rows"])}
+        record[name] = {
+            "share": share,
+            "expected": rule.extra_work,
+            "tokens per second": (args.tokens or 8192) / min(times["rows"]),
+        }
     return record
 
 
@@ -191,10 +198,14 @@ def model(args: argparse.Namespace) -> Found:
                     counted = max(found[f"{name}/{schedule}/2048"][way] for found in ranks)
                     expected = layer.bytes(world, schedule, kind)
                     if counted != expected:
-                        wrong.append(f"{name}, {schedule}, {world} processes, {kind}: {counted} counted, {expected} expected")
+                        wrong.append(
+                            f"{name}, {schedule}, {world} processes, {kind}: {counted} counted, {expected} expected"
+                        )
     if wrong:
         raise SystemExit("the model's bytes are not those counted:\n" + "\n".join(wrong))
-    print("bytes of the model equal those counted, for 2 and 4 processes, all layers and schedules, forward and backward")
+    print(
+        "bytes of the model equal those counted, for 2 and 4 processes, all layers and schedules, forward and backward"
+    )
     measured = extra(args)
     rates = {name: (x["tokens per second"], x["share"]) for name, x in measured.items()}
     return parallel_model.predict(rates, args.machines, args.total, args.gigabits, args.cores)

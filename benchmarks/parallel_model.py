@@ -54,10 +54,10 @@ class Layer:
             groups = self.groups
         heads = self.heads // groups
         floats = 4 * heads * (self.state + (self.transition if (schedule, way) == ("gather", "forward") else 0))
-        counts = 0
+        scale = 4 * heads if self.kind == "sums" else 0  # log_scale
+        counts = scale + -scale % 8
         if way == "forward":
-            scale = 4 * heads if self.kind == "sums" else 0  # log_scale
-            counts = scale + -scale % 8 + 8 * heads * (self.counts[0] + (self.counts[1] if schedule == "gather" else 0))
+            counts += 8 * heads * (self.counts[0] + (self.counts[1] if schedule == "gather" else 0))
         message = 8 + floats + -floats % 8 + counts
         return groups * message * (machines - 1 if schedule == "gather" else 1)
 
@@ -112,7 +112,7 @@ class Layer:
 
 LAYERS = {
     "sums (elu)": Layer("sums", 16, 64, 64 * 64 + 64, 0, (2, 1)),
-    "sums (positive)": Layer("sums", 16, 64, 64 * 0, 0, (2, 1), "positive"),
+    "sums (positive)": Layer("sums", 16, 64, 256 * 64 + 256, 0, (2, 1), "positive"),
     "decayed sums": Layer("decayed", 16, 64, 64 * 64, 0, (1, 1), "identity"),
     "delta rule": Layer("delta", 16, 64, 64 * 64, 64 * 64, (1, 0)),
     "selective scan": Layer("scan", 1024, 16, 16, 16, (0, 0)),
@@ -139,7 +139,9 @@ def predict(
         work = alone / machines
         for schedule in ("gather", "scan"):
             received = layer.bytes(machines, schedule, "forward")
-            exchange = received * 8 / (gigabits * 1e9) + LATENCY * (machines - 1 if schedule == "gather" else layer.groups)
+            exchange = received * 8 / (gigabits * 1e9) + LATENCY * (
+                machines - 1 if schedule == "gather" else layer.groups
+            )
             if schedule == "gather":
                 time = work + max(work * share, exchange)
             else:
@@ -149,6 +151,11 @@ def predict(
                 f"{name:20} {alone:10.2f} s {schedule:>8}{chosen} {received / 2**20:13.2f} {exchange * 1e3:7.2f} ms "
                 f"{time * 1e3:6.1f} ms {alone / time:8.1f} {alone / time / machines:9.2f}"
             )
-            record[f"{name}/{schedule}"] = {"received": received, "exchange": exchange, "time": time, "speedup": alone / time}
-    print("* what schedule=\"auto\" takes")
+            record[f"{name}/{schedule}"] = {
+                "received": received,
+                "exchange": exchange,
+                "time": time,
+                "speedup": alone / time,
+            }
+    print('* what schedule="auto" takes')
     return record

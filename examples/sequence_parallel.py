@@ -126,7 +126,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="file to write every few steps, and to go on from if it exists")
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--losses", type=Path, help="file that gets a line of JSON for every step")
-    parser.add_argument("--kill-at", type=int, help="the last process kills itself after this step, if it started at step 0")
+    parser.add_argument(
+        "--kill-at", type=int, help="the last process kills itself after this step, if it started at step 0"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     texts = [path.read_bytes() for path in args.files] or [x.encode() for x in topics.topics.values()]

@@ -21,7 +21,16 @@ def losses(path: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_a_killed_process_costs_no_more_than_the_steps_since_the_last_checkpoint(tmp_path):
     alone = [sys.executable, EXAMPLE, *OPTIONS, "--losses", str(tmp_path / "one")]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
     shared = [*torchrun, EXAMPLE, *OPTIONS, "--sequence", "2", "--losses", str(tmp_path / "two"), "--kill-at", "5"]
     subprocess.run(alone, check=True, capture_output=True, timeout=300)
     shared += ["--checkpoint", str(tmp_path / "checkpoint")]

@@ -20,9 +20,7 @@ from .groups import GroupLike, Members, members
 from .messages import Tensors
 from .token_rules import DeltaRule, SumsRule
 
-DELTA_EXTRA = (
-    1.5  # time of a shard's state and transition, as a share of a pass (measured: benchmarks/parallel.py --extra)
-)
+DELTA_EXTRA = 2.4  # time of a summary as a share of that of the rows: python benchmarks/parallel.py extra
 
 
 def delta_rule(
@@ -54,7 +52,7 @@ def delta_rule(
         state: the state before the first shard, the same on every process.
         return_state: also return the state after the last shard, on every process.
         group: a process group, a 1-D DeviceMesh or one with a dimension called "sequence"; None: all processes.
-        schedule: "gather" (states and transition matrices of all to all, about 2.5 times the work of one process), "scan"
+        schedule: "gather" (states and transition matrices of all to all, about 3.4 times the work of one process), "scan"
             (states from process to process, by groups of heads, with no extra work), or "auto", whichever is expected to
             take less time.
 

@@ -15,6 +15,7 @@ from .causal import Layout, Schedule, run_causal
 from .exchange import connected
 from .groups import GroupLike, members
 from .messages import Tensors
+from .rows import split
 from .rules import Rule
 
 CHANNELS = {"u": -2, "delta": -2, "z": -2, "A": 0, "D": 0, "delta_bias": 0}
@@ -66,7 +67,7 @@ class ScanRule:
     tensors: dict[str, Any]
     options: dict[str, Any]
     batch: int
-    extra_work: float = 1.0  # a shard's state takes a scan of its own
+    extra_work: float = 1.9  # a scan of its own, and the sum of the time steps
 
     @property
     def head_dim(self) -> int:
@@ -82,7 +83,7 @@ class ScanRule:
     def split(self, groups: int) -> list[Rule]:
         dims = {**CHANNELS, **({"B": -3, "C": -3} if self._grouped else {})}
         parts = {
-            name: x.chunk(groups, dims[name]) if name in dims else (x,) * groups for name, x in self.tensors.items()
+            name: split(x, groups, dims[name]) if name in dims else [x] * groups for name, x in self.tensors.items()
         }
         return [replace(self, tensors={name: part[i] for name, part in parts.items()}) for i in range(groups)]
 

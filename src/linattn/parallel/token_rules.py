@@ -14,6 +14,7 @@ from ..ops.delta_rule import chunk
 from ..ops.delta_rule.transition import transition
 from ..states import State
 from .messages import Tensors
+from .rows import split
 from .rules import advance_linear, advance_recurrent
 
 # Dimensions of the arguments that hold heads and tokens, counted from the end; log_decay is per head or per channel.
@@ -61,7 +62,7 @@ class TokenRule:
         if groups == 1:
             return [self]
         parts = {
-            name: x.chunk(groups, _HEADS[name]) if name in _HEADS else (x,) * groups for name, x in self.tokens.items()
+            name: split(x, groups, _HEADS[name]) if name in _HEADS else [x] * groups for name, x in self.tokens.items()
         }
         return [replace(self, tokens={name: part[i] for name, part in parts.items()}) for i in range(groups)]
 
