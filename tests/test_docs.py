@@ -43,7 +43,7 @@ def public_names(package: str) -> list[str]:
     return list(ast.literal_eval(found))
 
 
-@pytest.mark.parametrize("package", ["", "kernels", "states", "nn", "hf", "measure"])
+@pytest.mark.parametrize("package", ["", "kernels", "states", "nn", "hf", "measure", "parallel"])
 def test_the_reference_has_every_public_name(package):
     text = "\n".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
     missing = [name for name in public_names(package) if not re.search(rf"\b{name}\b", text)]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import linattn
 from linattn_lab.training.config import TrainConfig
 from linattn_lab.training.trainer import Trainer
 
@@ -71,6 +72,49 @@ def refused_run(folder):
     except ValueError as error:
         print(f"{dist.get_rank()}: {error}", flush=True)
     leave()
+
+
+class SequenceModel(nn.Module):
+    """A token mixer with a convolution and a state, and one with positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 16)
+        self.mixers = nn.ModuleList(
+            [linattn.nn.Mamba2(16, num_heads=2, head_dim=8, state_size=8), linattn.nn.Retention(16, num_heads=2)]
+        )
+        self.head = nn.Linear(16, 12)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for mixer in self.mixers:
+            x = x + mixer(x)
+        return self.head(x)
+
+
+def sequence_loss(model, batch):
+    ids = torch.stack(batch)
+    shown, targets = ids[:, :-1], ids[:, 1:]
+    if dist.is_initialized():
+        shown, targets = (linattn.parallel.shard(x).contiguous() for x in (shown, targets))
+    total = nn.functional.cross_entropy(model(shown).flatten(0, 1), targets.flatten(), reduction="sum")
+    return total, float(targets.numel())
+
+
+def sequence_trainer(folder, sequence=1, steps=8):
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(3)
+    learnt, validation = (torch.randint(12, (count, 18), generator=generator) for count in (20, 6))
+    config = TrainConfig(**{**DEFAULTS, "steps": steps, "batch_size": 4, "checkpoint_every": 3, "validate_every": 4})
+    return Trainer(
+        SequenceModel().double(), sequence_loss, list(learnt), list(validation), config, folder, sequence=sequence
+    )
+
+
+def over_shards(who, folder):
+    """A case for parallel_support.Pool: data and sequence parallelism, stopped after a few steps and taken up again."""
+    sequence_trainer(folder, sequence=2, steps=5).run(show=False)
+    return sequence_trainer(folder, sequence=2, steps=8).run(show=False)
 
 
 def leave():

@@ -5,6 +5,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time each name is imported a
     from . import engines as engines
     from . import hf as hf
     from . import kernels, measure, nn
+    from . import parallel as parallel
     from .functional.attention import attention
     from .functional.causal_conv1d import causal_conv1d
     from .functional.delta_rule import delta_rule
@@ -39,7 +40,7 @@ _MODULES = {
     "implied_attention": "functional.implied_attention",
     "selective_scan": "functional.selective_scan",
 }
-_SUBPACKAGES = ("engines", "hf", "kernels", "measure", "nn")
+_SUBPACKAGES = ("engines", "hf", "kernels", "measure", "nn", "parallel")
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they still report unknown names
 

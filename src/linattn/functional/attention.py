@@ -14,7 +14,7 @@ from ..nearfar.native_fast_path import fast_path as nearfar_fast_path
 from ..ops.packing import CuSeqlens
 from ..states import LinearState, State
 from ..states.recurrent import RecurrentState
-from . import checks, decayed_attention
+from . import checks, decayed_attention, routing
 from .normalise import Arguments, normalise, restore
 from .run import run
 
@@ -158,6 +158,22 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
+    if (router := routing.current()) is not None:
+        served: Tensor | tuple[Tensor, State] = router.function("attention")(
+            *(query, key, value, attn_mask, dropout_p, is_causal),
+            kernel=kernel,
+            scale=scale,
+            key_mask=key_mask,
+            enable_gqa=enable_gqa,
+            normalize=normalize,
+            log_decay=log_decay,
+            gate=gate,
+            cu_seqlens=cu_seqlens,
+            state=state,
+            return_state=return_state,
+            engine=engine,
+        )
+        return served
     checks.check_scale(scale)
     plain = key_mask is None and cu_seqlens is None and log_decay is None and gate is None and attn_mask is None
     if (

@@ -13,6 +13,7 @@ from ..kernels.base import compute_dtype
 from ..ops.causal_conv1d import shifts
 from ..ops.packing import read_packing
 from ..states import ConvState, State
+from . import routing
 from .checks import check_mask
 from .scan_checks import check_device, check_shape, check_tensor, read_state
 
@@ -109,6 +110,17 @@ def causal_conv1d(
         (..., channels, tokens) of x's dtype; with return_state, that and a ConvState. Everything is computed in float32, or
         in float64 if x is float64.
     """
+    if (router := routing.current()) is not None:
+        served: Tensor | tuple[Tensor, ConvState] = router.function("causal_conv1d")(
+            *(x, weight, bias),
+            activation=activation,
+            state=state,
+            return_state=return_state,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            engine=engine,
+        )
+        return served
     x = check_tensor("x", x, "(..., channels, tokens)")
     if x.dim() < 2:
         raise ValueError(f"x must be (..., channels, tokens), got {tuple(x.shape)}.")

@@ -20,7 +20,7 @@ from ..ops.packing import Packing, read_packing
 from ..states import State
 from ..states.recurrent import RecurrentState
 from . import checks
-from .decayed_sums import decayed_sums
+from .decayed_sums import decayed_state, decayed_sums
 from .normalise import Arguments, read_masks
 from .recurrent_decode import decode as one_token
 
@@ -42,7 +42,7 @@ class _Tokens(NamedTuple):
 
 def serves(given: Arguments) -> bool:
     """Whether the call belongs here: kernels whose features come with log-weights have a form of their own."""
-    if given.normalize and not _per_channel(given):
+    if given.normalize and not per_channel(given):
         return False
     if not isinstance(given.query, Tensor) or given.query.dim() < 2:
         return False
@@ -51,7 +51,7 @@ def serves(given: Arguments) -> bool:
         return False
     if not kernel.log_weighted:
         return True
-    if _per_channel(given):
+    if per_channel(given):
         raise ValueError(
             f"log_decay for each channel multiplies features of moderate size, and those of {type(kernel).__name__} come with "
             'log-weights: pass log_decay for each head, or kernel="identity", "elu" or "relu".'
@@ -59,7 +59,7 @@ def serves(given: Arguments) -> bool:
     return False
 
 
-def _per_channel(given: Arguments) -> bool:
+def per_channel(given: Arguments) -> bool:
     """Whether log_decay is (..., kv heads, S, features); for tokens without heads (S, features)."""
     x = given.log_decay
     if not isinstance(x, Tensor) or not isinstance(given.query, Tensor) or given.query.dim() < 2:
@@ -160,7 +160,7 @@ def _read_decay(
         gate = gate.expand(shape)
         return gate.log(), value * (1 - gate).unsqueeze(-1).to(value.dtype)
     assert log_decay is not None
-    if _per_channel(given):
+    if per_channel(given):
         shape = (*shape, kernel.features_of(key))
         log_decay = log_decay.unsqueeze(0) if given.query.dim() == 2 else log_decay
     checks.check_forgetting("log_decay", log_decay, given.is_causal, shape)
@@ -215,6 +215,10 @@ def _causal(
     """Bottom-right where queries and keys differ in number: zeros in front make them the same tokens."""
     query, key, value, scale, log_decay, mask = tokens
     L, S = query.shape[-2], key.shape[-2]
+    if L == 0 and bounds is None:
+        new = decayed_state(key, value, log_decay=log_decay, key_mask=mask, state=state)
+        batch = new.S.shape[:-3]
+        return query.new_zeros(*batch, query.shape[-3], 0, value.shape[-1]), new
     pad = torch.nn.functional.pad
     if L < S:
         query = pad(query, (0, 0, S - L, 0))

@@ -9,6 +9,7 @@ from ..engines.native import delta_rule as native
 from ..ops.delta_rule import chunk
 from ..ops.packing import CuSeqlens
 from ..states.base import State
+from . import routing
 from .checks import check_scale
 from .recurrent import EngineName, choose, read_call
 from .recurrent_decode import decode
@@ -133,6 +134,23 @@ def delta_rule(
         (..., heads, T, value dim) of query's dtype, with the larger of query heads and value heads; with return_state,
         that and a State.
     """
+    if (router := routing.current()) is not None:
+        served: Tensor | tuple[Tensor, State] = router.function("delta_rule")(
+            query,
+            key,
+            value,
+            beta=beta,
+            log_decay=log_decay,
+            scale=scale,
+            normalize_qk=normalize_qk,
+            key_mask=key_mask,
+            enable_gqa=enable_gqa,
+            cu_seqlens=cu_seqlens,
+            state=state,
+            return_state=return_state,
+            engine=engine,
+        )
+        return served
     check_scale(scale)
     if not isinstance(beta, Tensor):
         raise TypeError(

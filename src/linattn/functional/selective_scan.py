@@ -11,6 +11,7 @@ from ..engines.plan import rule_refusal, serves_natively
 from ..kernels.base import compute_dtype
 from ..ops.selective_scan import chunk
 from ..states import ScanState, State
+from . import routing
 from .scan_checks import check_device, check_shape, check_tensor, read_state
 
 
@@ -123,6 +124,18 @@ def selective_scan(
         (..., channels, tokens) of u's dtype; with return_state, that and a ScanState. Everything is computed in float32, or
         in float64 if u is float64.
     """
+    if (router := routing.current()) is not None:
+        served: Tensor | tuple[Tensor, ScanState] = router.function("selective_scan")(
+            *(u, delta, A, B, C),
+            D=D,
+            z=z,
+            delta_bias=delta_bias,
+            delta_softplus=delta_softplus,
+            state=state,
+            return_state=return_state,
+            engine=engine,
+        )
+        return served
     u = check_tensor("u", u, "(..., channels, tokens)")
     if u.dim() < 2:
         raise ValueError(f"u must be (..., channels, tokens), got {tuple(u.shape)}.")

@@ -14,6 +14,7 @@ from .budgets import Calibration
 from .hybrids.layers import Replaced, linear_layers, serve
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .self_calibration import find_or_calibrate
+from .sharding import ShardInputs
 
 KernelLike = Kernel | KernelName
 
@@ -120,6 +121,9 @@ def _attach_kernels(
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
+    sharding = ShardInputs()
+    attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))
+    attached.hooks.append(model.register_forward_hook(sharding.after, with_kwargs=True))
     for _, module in found:
         if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
             attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))

@@ -16,9 +16,11 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from ..functional import routing
 from ..functional.attention import attention
 from .cache import StateCache, StateLayer
 from .eviction import Eviction
+from .modules import is_sliding
 
 NAME = "linattn"
 CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
@@ -48,6 +50,10 @@ def attend(
     if isinstance(layer, StaticLayer) and not layer.is_sliding:
         key, value, attention_mask = _written(layer, key, value, attention_mask)
     kernel = getattr(module, "linattn_kernel", None)
+    if kernel is None and routing.current() is not None:
+        if is_sliding(module):
+            raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
+        kernel = "softmax"
     if kernel is None:
         mask = _full_mask(module, query, key, attention_mask, is_causal)
         return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)

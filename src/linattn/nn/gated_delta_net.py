@@ -66,10 +66,10 @@ class GatedDeltaNet(nn.Module):
     ) -> Tensor | tuple[Tensor, MixerState]:
         """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
         mixed, gate, beta, log_decay = self._project(hidden_states)
-        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine)
+        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
         query, key, value = mixed.split(self.sizes, -1)
         key_dim, value_dim = self.head_dims
-        out, after = delta_rule(
+        found = delta_rule(
             split_heads(query, key_dim),
             split_heads(key, key_dim),
             split_heads(value, value_dim),
@@ -79,11 +79,12 @@ class GatedDeltaNet(nn.Module):
             enable_gqa=True,
             key_mask=key_mask,
             state=None if state is None else state.rule,
-            return_state=True,
+            return_state=return_state,
             engine=self.engine,
         )
+        out, after = found if isinstance(found, tuple) else (found, None)
         rows = self.out_proj(merge_heads(self.norm(out, gate)))
-        return (rows, MixerState(after, conv)) if return_state else rows
+        return rows if after is None else (rows, MixerState(after, conv))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """queries, keys and values (B, T, channels), gate (B, H, T, dim), beta and log_decay (B, H, T).

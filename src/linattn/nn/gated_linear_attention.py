@@ -70,6 +70,7 @@ class GatedLinearAttention(nn.Module):
             log_decay=split_heads(F.logsigmoid(self.gk_proj(x)) / self.gate_logit_normalizer, key_dim),
             key_mask=key_mask,
             state=None if state is None else state.rule,
+            return_state=return_state,
             engine=self.engine,
         )
         gate = split_heads(self.g_proj(x), value_dim)

@@ -83,9 +83,9 @@ class KimiDeltaAttention(nn.Module):
         """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
         x = hidden_states
         mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
-        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine)
+        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
         query, key, value = (split_heads(y, self.head_dim) for y in mixed.chunk(3, -1))
-        out, after = delta_rule(
+        found = delta_rule(
             query,
             key,
             value,
@@ -94,9 +94,10 @@ class KimiDeltaAttention(nn.Module):
             normalize_qk=True,
             key_mask=key_mask,
             state=None if state is None else state.rule,
-            return_state=True,
+            return_state=return_state,
             engine=self.engine,
         )
+        out, after = found if isinstance(found, tuple) else (found, None)
         gate = split_heads(self.g_b_proj(self.g_a_proj(x)), self.head_dim)
         rows = self.o_proj(merge_heads(self.o_norm(out, gate)))
-        return (rows, MixerState(after, conv)) if return_state else rows
+        return rows if after is None else (rows, MixerState(after, conv))

@@ -68,6 +68,7 @@ class LightningAttention(nn.Module):
             scale=1.0,
             key_mask=key_mask,
             state=None if state is None else state.rule,
+            return_state=return_state,
             engine=self.engine,
         )
         gate = torch.sigmoid(self.output_gate(hidden_states))

@@ -77,7 +77,7 @@ class Mamba2(nn.Module):
     ) -> Tensor | tuple[Tensor, MixerState]:
         """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
         gate, mixed, dt = self.in_proj(hidden_states).split([self.sizes[0], sum(self.sizes), self.num_heads], -1)
-        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine)
+        mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
         x, B, C = mixed.split(self.sizes, -1)
         x = split_heads(x, self.head_dim)
         dt = F.softplus(wide(dt) + self.dt_bias).clamp(*self.time_step_limit)
@@ -91,6 +91,7 @@ class Mamba2(nn.Module):
             enable_gqa=True,
             key_mask=key_mask,
             state=None if state is None else state.rule,
+            return_state=return_state,
             engine=self.engine,
         )
         out = (out + x * self.D[:, None, None]).to(x.dtype)

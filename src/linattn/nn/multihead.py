@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..functional import routing
 from ..functional.attention import attention
 from ..functional.implied_attention import implied_attention
 from ..kernels import Kernel, KernelName, Softmax, resolve
@@ -87,13 +88,16 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"attention dropout (here {self.dropout}) drops single weights, which a linear kernel never forms: "
                 "set dropout=0 on the module and put dropout on its output instead."
             )
-        need_weights = isinstance(self.kernel, Softmax) if need_weights is None else need_weights
+        if need_weights is None:  # over shards no process has all keys
+            need_weights = isinstance(self.kernel, Softmax) and routing.current() is None
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if routing.current() is not None:
+            _refuse_over_shards(need_weights, attn_mask, is_causal)
         is_causal = is_causal or is_causal_mask(attn_mask, query.shape[1], key.shape[1])
         key_mask = key_mask_of(key_padding_mask, key.shape[0], key.shape[1])
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
@@ -137,6 +141,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         if not extra:
             return key, value, key_mask
+        if routing.current() is not None:
+            raise ValueError(
+                "add_bias_kv and add_zero_attn add a token in front of every shard, not of the sequence: leave them out under "
+                "sequence_parallel."
+            )
         key = torch.cat([*(k for k, _ in extra), key], 2)
         value = torch.cat([*(v for _, v in extra), value], 2)
         if key_mask is not None:
@@ -149,6 +158,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         added = (self.bias_k is not None) + bool(self.add_zero_attn)
         weights = torch.cat([weights[..., added:], weights[..., :added]], -1)
         return weights.mean(1) if average else weights
+
+
+def _refuse_over_shards(need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
+    """Raises for what one shard cannot know."""
+    if need_weights:
+        raise ValueError("need_weights: under sequence_parallel no process has the keys of all tokens.")
+    if attn_mask is not None and not is_causal:
+        raise ValueError(
+            "a mask of one shard does not say what the others do: pass is_causal=True under sequence_parallel."
+        )
 
 
 def _keep_kernel(module: MultiheadAttention, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

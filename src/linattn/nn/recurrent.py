@@ -87,19 +87,25 @@ def short_conv(channels: int, width: int, bias: bool = False) -> nn.Conv1d:
 
 
 def convolve(
-    x: Tensor, conv: nn.Conv1d, key_mask: Tensor | None, state: MixerState | None, engine: EngineName
-) -> tuple[Tensor, ConvState]:
+    x: Tensor,
+    conv: nn.Conv1d,
+    key_mask: Tensor | None,
+    state: MixerState | None,
+    engine: EngineName,
+    return_state: bool,
+) -> tuple[Tensor, ConvState | None]:
     """silu of a causal convolution, (B, T, channels) -> (B, T, channels). Masked tokens are skipped."""
-    out, after = causal_conv1d(
+    found = causal_conv1d(
         x.transpose(1, 2),
         conv.weight.squeeze(1),
         conv.bias,
         activation="silu",
         key_mask=key_mask,
         state=None if state is None else state.conv,
-        return_state=True,
+        return_state=return_state,
         engine=engine,
     )
+    out, after = found if isinstance(found, tuple) else (found, None)
     return out.transpose(1, 2), after
 
 

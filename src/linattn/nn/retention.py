@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..functional import routing
 from ..functional.decayed_sums import decayed_sums
 from ..functional.recurrent import EngineName
 from ..states import RecurrentState
@@ -77,6 +78,7 @@ class Retention(nn.Module):
             log_decay=log_decay,
             key_mask=key_mask,
             state=None if state is None else state.rule,
+            return_state=return_state,
             engine=self.engine,
         )
         gate = split_heads(self.g_proj(x), value_dim)
@@ -89,6 +91,8 @@ def _positions(x: Tensor, key_mask: Tensor | None, state: MixerState | None) -> 
     B, T = x.shape[:2]
     seen = torch.ones(B, T, dtype=torch.bool, device=x.device) if key_mask is None else key_mask.expand(B, T)
     before = seen.cumsum(-1) - seen.long()
+    if (router := routing.current()) is not None:  # the tokens of the shards before this one
+        before = before + router.tokens_before(seen.sum(-1)).unsqueeze(-1)
     return before if state is None else before + cast(RecurrentState, state.rule).tokens[..., :1]
 
 

@@ -2,14 +2,15 @@
 
 A task gives the trainer a model, examples and a loss; everything else is in `TrainConfig`. The order of the examples is a
 function of the seed and the epoch alone, so a run that was killed goes on with the batches, the dropout and the losses
-that it would have had. Under torchrun the processes share each batch; the losses are those of one process.
+that it would have had. Under torchrun the processes share each batch, or each sequence of it; the losses are those of one
+process.
 """
 
 import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from linattn._commandline import CommandError
+from linattn.parallel import sequence_parallel
 
 from .config import TrainConfig, batches, schedule
 from .lock import training_lock
@@ -41,6 +44,8 @@ class Trainer:
             the same ones whenever it is asked; by default `batches`.
         about: what is needed to make the model again; goes into the files beside the weights.
         sample: text shown in TensorBoard at each validation.
+        sequence: processes that share each sequence. `loss` then runs under linattn.parallel.sequence_parallel, cuts its
+            tokens with linattn.parallel.shard, and returns the sum and the number of its own.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Trainer:
         order: Callable[[int], list[list[int]]] | None = None,
         about: dict[str, Any] | None = None,
         sample: Callable[[nn.Module], str] | None = None,
+        sequence: int = 1,
     ):
         if len(train) == 0:
             raise ValueError("there are no examples to train on.")
@@ -65,6 +71,13 @@ class Trainer:
         sizes = [size(example) for example in train]
         self.order = order or (lambda epoch: batches(sizes, config, epoch))
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if sequence < 1 or self.world % sequence:
+            raise ValueError(f"{self.world} processes cannot share sequences in groups of {sequence}.")
+        # Processes of one row share sequences; rows share the examples of a batch.
+        self.row, self.rows = self.rank // sequence, self.world // sequence
+        self.mesh = None
+        if sequence > 1:
+            self.mesh = init_device_mesh("cpu", (self.rows, sequence), mesh_dim_names=("data", "sequence"))
         matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
         others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -117,9 +130,10 @@ class Trainer:
         rate = self.config.lr * schedule(self.step, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        own = [self.train_data[i] for i in indices[self.rank :: self.world]]
+        own = [self.train_data[i] for i in indices[self.row :: self.rows]]
         if own:
-            total, weight = self.loss(model, own)
+            with self._over_shards():
+                total, weight = self.loss(model, own)
         else:  # a last, small batch may leave a process without examples; it still takes part
             total, weight = torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0, 0.0
         whole = self._sum_over_processes(torch.tensor([weight, float(total.detach())], dtype=torch.float64))
@@ -141,10 +155,11 @@ class Trainer:
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64)
         width = self.config.batch_size
-        for start in range(self.rank * width, len(examples), self.world * width):
-            total, weight = self.loss(
-                self.model, [examples[i] for i in range(start, min(start + width, len(examples)))]
-            )
+        for start in range(self.row * width, len(examples), self.rows * width):
+            with self._over_shards():
+                total, weight = self.loss(
+                    self.model, [examples[i] for i in range(start, min(start + width, len(examples)))]
+                )
             totals += torch.tensor([float(total), weight], dtype=torch.float64)
         totals = self._sum_over_processes(totals)
         return float(totals[0] / totals[1].clamp_min(1e-12))
@@ -165,6 +180,10 @@ class Trainer:
             if self.sample is not None:
                 with torch.no_grad():
                     writer.add_text("sample", self.sample(self.model.eval()), self.step)
+
+    def _over_shards(self) -> AbstractContextManager[Any]:
+        """Where the loss of this process's part of each sequence is computed."""
+        return nullcontext() if self.mesh is None else sequence_parallel(self.mesh)
 
     def _exhausted(self) -> bool:
         return 0 < self.config.patience <= self.since_best
@@ -224,7 +243,8 @@ class Trainer:
                 state.setdefault(int(index), {})[name] = x
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        torch.set_rng_state(tensors["generators"][self.rank % len(tensors["generators"])])
+        own = tensors["generators"][self.rank % len(tensors["generators"])]
+        torch.set_rng_state(own.clone())  # which reads from the start of the storage, whatever part of it the tensor is
         self.step, self.since_best = facts["step"], facts["since_best"]
         self.best = math.inf if facts["best"] is None else facts["best"]
         self.history = {kind: [(int(s), float(x)) for s, x in pairs] for kind, pairs in facts["history"].items()}

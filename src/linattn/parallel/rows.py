@@ -1,0 +1,115 @@
+"""Groups of heads: their inputs, and their rows joined, without a second copy of either.
+
+Rows of all groups are written into one tensor, and the gradients of their inputs as well: torch's own split and cat would hold
+everything twice for a while, which is what memory per process is about.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..engines.native import output_pool
+
+
+def split(x: Tensor, groups: int, dim: int) -> list[Tensor]:
+    """Equal parts along a dimension."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return list(x.chunk(groups, dim))
+    gradient = _Gradient(groups)
+    return [_Part.apply(x, gradient, i, dim) for i in range(groups)]
+
+
+class _Gradient:
+    """The gradient of a tensor, filled part by part."""
+
+    def __init__(self, groups: int):
+        self.groups, self.left = groups, groups
+        self.whole: Tensor | None = None
+
+
+class _Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gradient: _Gradient, i: int, dim: int) -> Tensor:
+        ctx.call, ctx.shape = (gradient, i, dim), x.shape
+        width = x.shape[dim] // gradient.groups
+        return x.narrow(dim, i * width, width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gradient, i, dim = ctx.call
+        if gradient.whole is None:
+            gradient.whole = grad.new_empty(ctx.shape)
+        width = grad.shape[dim]
+        gradient.whole.narrow(dim, i * width, width).copy_(grad)
+        gradient.left -= 1
+        if gradient.left:
+            return None, None, None, None
+        whole, gradient.whole, gradient.left = gradient.whole, None, gradient.groups
+        return whole, None, None, None
+
+
+class Rows:
+    """Collects the rows of groups of heads in one tensor; the native engine writes them there itself.
+
+    dim: of the heads, counted from the end.
+    """
+
+    def __init__(self, dim: int, groups: int):
+        self.dim, self.groups = dim, groups
+        self.parts: list[Tensor] = []
+        self.out: Tensor | None = None
+
+    def place(self) -> AbstractContextManager[None]:
+        """A context for the next group, whose rows then need not be copied, if they are contiguous in the whole."""
+        if self.out is None:
+            return nullcontext()
+        target = self._target(len(self.parts))
+        if not target.is_contiguous() or target.dtype is not torch.float32 or not target.is_cpu:
+            return nullcontext()
+        # No view as autograd understands it, but a tensor on the same memory.
+        alone = torch.empty(0).set_(target.untyped_storage(), target.storage_offset(), target.shape, target.stride())
+        return output_pool.placed(alone)
+
+    def _target(self, i: int) -> Tensor:
+        assert self.out is not None
+        width = self.out.shape[self.dim] // self.groups
+        return self.out.narrow(self.dim, i * width, width)
+
+    def add(self, rows: Tensor) -> None:
+        if self.groups == 1:
+            self.parts.append(rows)
+            return
+        if self.out is None:
+            shape = list(rows.shape)
+            shape[self.dim] *= self.groups
+            pooled = rows.dtype is torch.float32 and rows.is_cpu and rows.dim() <= 4
+            self.out = output_pool.empty(*shape) if pooled else rows.new_empty(shape)
+        target = self._target(len(self.parts))
+        if rows.numel() and target.data_ptr() != rows.data_ptr():
+            target.copy_(rows.detach())
+        self.parts.append(rows)
+
+    def joined(self) -> Tensor:
+        if self.out is None:
+            return self.parts[0]
+        if not any(x.requires_grad for x in self.parts):
+            return self.out
+        whole: Tensor = _Join.apply(self.out, self.dim, *self.parts)
+        return whole
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, dim: int, *parts: Tensor) -> Tensor:
+        ctx.dim, ctx.groups = dim, len(parts)
+        ctx.mark_dirty(out)  # it holds the parts already
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, *grad.chunk(ctx.groups, ctx.dim)

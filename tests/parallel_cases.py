@@ -1,0 +1,348 @@
+"""What the processes of tests/parallel do: each rule over shards against the same call on one process."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import linattn
+from linattn import parallel
+from linattn.functional.decayed_sums import decayed_sums
+from linattn.parallel.delta_rule import decayed_sums as parallel_decayed_sums
+from linattn.parallel.groups import Members
+from linattn.states import ConvState, ScanState, State
+
+LENGTHS = {2: ([13, 8], [0, 9]), 3: ([5, 0, 17], [6, 7, 8]), 4: ([5, 2, 1, 20], [0, 3, 0, 9])}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def randn(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def floats(state: State) -> list[Tensor]:
+    """What a state stands for, comparable between states with other scales."""
+    tensors = state.tensors()
+    if "log_scale" not in tensors:
+        return [x for x in tensors.values() if x.is_floating_point()]
+    scale = tensors["log_scale"].masked_fill(tensors["tokens"] == 0, 0).exp()
+    return [tensors["S"] * scale[..., None, None], tensors["Z"] * scale[..., None]]
+
+
+def leaves(state: State | None) -> State | None:
+    if state is None:
+        return None
+    return state.map(lambda _, x: x.detach().clone().requires_grad_() if x.is_floating_point() else x)
+
+
+class Comparison:
+    """One call on one process and over shards: rows, states and gradients of all inputs.
+
+    tensors: differentiable inputs. dims: the dimension of the tokens of each, None for weights that all processes share.
+    """
+
+    def __init__(self, who: Members, lengths: list[int], tensors: dict[str, Tensor], dims: dict[str, int | None]):
+        self.who, self.lengths, self.tensors, self.dims = who, lengths, tensors, dims
+
+    def cut(self, x: Tensor, dim: int | None) -> Tensor:
+        return x if dim is None else x.narrow(dim, sum(self.lengths[: self.who.rank]), self.lengths[self.who.rank])
+
+    def check(
+        self,
+        one: Any,
+        several: Any,
+        constants: dict[str, Tensor],
+        options: dict[str, Any],
+        state: State | None,
+        rows: int,
+    ) -> None:
+        """one, several: the function for one process and for shards. rows: the dimension of the tokens in the output."""
+        who, dtype = self.who, next(iter(self.tensors.values())).dtype
+        whole = {name: x.clone().requires_grad_() for name, x in self.tensors.items()}
+        given = leaves(state)
+        returned = options.get("return_state", True)
+        found = one(**whole, **constants, **options, state=given) if returned else one(**whole, **constants, **options)
+        out, last = found if returned else (found, None)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).reshape(out.shape).cos()
+        self._loss(out, weight, last, 1).backward()
+
+        own = {name: x.clone().requires_grad_() for name, x in self.tensors.items()}
+        parts = {name: self.cut(x, self.dims[name]) for name, x in own.items()}
+        masks = {name: self.cut(x, -1) for name, x in constants.items()}
+        again = leaves(state)
+        kept = {"state": again} if returned else {}
+        found = several(**parts, **masks, **options, **kept, group=who.group)
+        mine, final = found if returned else (found, None)
+        self._loss(mine, self.cut(weight, rows), final, who.size).backward()
+
+        self.close(mine, self.cut(out, rows), "rows")
+        if last is not None:
+            assert type(last) is type(final)
+            assert last.kernel == final.kernel
+            for name in ("tokens", "guarded"):
+                if name in last.tensors():
+                    assert torch.equal(getattr(last, name), getattr(final, name)), name
+            for x, y in zip(floats(final), floats(last), strict=True):
+                self.close(x, y, "state")
+        for name, x in own.items():
+            grad = torch.zeros_like(x) if x.grad is None else x.grad
+            if self.dims[name] is None:
+                dist.all_reduce(grad, group=who.group)
+            self.close(
+                self.cut(grad, self.dims[name]), self.cut(whole[name].grad, self.dims[name]), f"gradient of {name}"
+            )
+        if given is not None:
+            for x, y in zip(given.tensors().values(), again.tensors().values(), strict=True):
+                if x.is_floating_point() and x.grad is not None:
+                    grad = torch.zeros_like(y) if y.grad is None else y.grad.clone()
+                    dist.all_reduce(grad, group=who.group)
+                    self.close(grad, x.grad, "gradient of the state")
+
+    def _loss(self, out: Tensor, weight: Tensor, state: State | None, share: int) -> Tensor:
+        total = (out * weight).sum()
+        if state is not None:
+            total = total + sum(x.sin().sum() for x in floats(state)) / share
+        return total
+
+    def close(self, x: Tensor, y: Tensor, what: str) -> None:
+        limit = TOLERANCE[y.dtype]
+        size = max(1.0, float(y.detach().abs().max())) if y.numel() else 1.0
+        error = float((x.detach() - y.detach()).abs().max()) / size if y.numel() else 0.0
+        assert x.shape == y.shape, (what, x.shape, y.shape)
+        assert error <= limit, f"{what}: error {error:.2e} above {limit:g}"
+
+
+def attention_case(who: Members, lengths: list[int], dtype: torch.dtype, **case: Any) -> None:
+    """kernel, causal, decay (None, "head", "channel", "gate"), masked, packed, state, normalize, schedule."""
+    T, B, Hq, H, D, M = sum(lengths), 2, 4, 2, 8, 6
+    tensors = {"query": randn(B, Hq, T, D, dtype=dtype), "key": randn(B, H, T, D, dtype=dtype)}
+    tensors["value"] = randn(B, H, T, M, dtype=dtype)
+    if case["decay"] == "gate":
+        tensors["gate"] = torch.rand(B, H, T).clamp(0.3, 0.7).to(dtype)
+    elif case["decay"] is not None:
+        tensors["log_decay"] = -torch.rand(B, H, T, *((D,) if case["decay"] == "channel" else ()), dtype=dtype)
+    constants = {"key_mask": torch.rand(B, T) > 0.3} if case["masked"] else {}
+    linear = case["kernel"] not in ("softmax", "nearfar")
+    kernel = (
+        linattn.NearFar(window=4, slots=(2, 5), sinks=1, block=4) if case["kernel"] == "nearfar" else case["kernel"]
+    )
+    options = {"kernel": kernel, "is_causal": case["causal"], "enable_gqa": True, "return_state": linear}
+    options |= {"normalize": case["normalize"], "cu_seqlens": bounds(T, case["packed"])}
+    state = None
+    if case["state"]:
+        before = {name: x[:, :, :4] for name, x in tensors.items()}
+        packed = [0, 1, 2, 2, 4] if case["packed"] else None
+        state = linattn.attention(**before, **{**options, "cu_seqlens": packed})[1]
+
+    def several(**given: Any) -> Any:
+        return parallel.attention(**given, schedule=case["schedule"])
+
+    Comparison(who, lengths, tensors, dict.fromkeys(tensors, 2)).check(
+        linattn.attention, several, constants, options, state, rows=2
+    )
+
+
+def bounds(tokens: int, packed: bool) -> list[int] | None:
+    """Sequences that cross shards, one of them empty."""
+    return [0, tokens // 4, tokens // 4, tokens // 2, tokens] if packed else None
+
+
+def attention(who: Members) -> int:
+    """A fixed, random choice of combinations that covers every pair of options; the same on all processes."""
+    choices = {
+        "kernel": ("elu", "positive", "identity", "trig"),
+        "causal": (True, True, True, False),
+        "decay": (None, "head", "channel", "gate"),
+        "masked": (False, True),
+        "packed": (False, True),
+        "state": (False, True),
+        "normalize": (True, False),
+        "schedule": ("gather", "scan"),
+    }
+    picked = random.Random(who.size)
+    done = 0
+    for lengths, dtype in itertools.product(LENGTHS[who.size], (torch.float64, torch.float32)):
+        for _ in range(8):
+            case = {name: picked.choice(options) for name, options in choices.items()}
+            if case["kernel"] in ("identity", "trig") and case["normalize"]:
+                case["normalize"] = case["kernel"] == "trig" and case["decay"] is None and dtype == torch.float64
+            if not case["causal"] or (case["decay"] == "channel" and case["kernel"] in ("positive", "trig")):
+                case["decay"] = None
+            torch.manual_seed(done)
+            try:
+                attention_case(who, lengths, dtype, **case)
+            except Exception as error:
+                raise AssertionError(f"{case} with shards of {lengths} in {dtype}: {error}") from error
+            done += 1
+    return done
+
+
+def whole_tokens(who: Members) -> None:
+    """Softmax and near/far, which need all tokens of a head: rows of one process to the last bit for near/far."""
+    case = {"decay": None, "state": False, "normalize": True, "schedule": "auto"}
+    for kernel, causal, masked, packed in itertools.product(("softmax", "nearfar"), *[(True, False)] * 3):
+        torch.manual_seed(0)
+        attention_case(
+            who, LENGTHS[who.size][0], torch.float64, kernel=kernel, causal=causal, masked=masked, packed=packed, **case
+        )
+    torch.manual_seed(1)
+    x = torch.randn(1, 4, 60 * who.size, 8)
+    kernel = linattn.NearFar(window=8, slots=8, sinks=2, block=8)
+    with torch.no_grad():
+        one = linattn.attention(x, x, x, kernel=kernel, is_causal=True)
+        mine = parallel.attention(
+            *[parallel.shard(x, 2, group=who.group)] * 3, kernel=kernel, is_causal=True, group=who.group
+        )
+    assert torch.equal(mine, parallel.shard(one, 2, group=who.group))
+
+
+def delta_rule(who: Members) -> None:
+    choices = itertools.product(LENGTHS[who.size], (None, "head", "channel"), *[(False, True)] * 2, ("gather", "scan"))
+    for i, (lengths, decay, masked, packed, schedule) in enumerate(choices):
+        if (i + i // 3) % 3 != who.size % 3:  # a third of the combinations, another one for each number of processes
+            continue
+        dtype = torch.float32 if masked and not packed else torch.float64
+        torch.manual_seed(0)
+        T, B, Hq, Hk, H, D, M = sum(lengths), 2, 4, 2, 4, 8, 6
+        tensors = {"query": randn(B, Hq, T, D, dtype=dtype), "key": randn(B, Hk, T, D, dtype=dtype)}
+        tensors |= {"value": randn(B, H, T, M, dtype=dtype), "beta": torch.rand(B, H, T, dtype=dtype)}
+        if decay is not None:
+            tensors["log_decay"] = -torch.rand(B, H, T, *((D,) if decay == "channel" else ()), dtype=dtype)
+        constants = {"key_mask": torch.rand(B, T) > 0.3} if masked else {}
+        options = {"enable_gqa": True, "cu_seqlens": bounds(T, packed)}
+        before = [tensors[name][:, :, :4] for name in ("query", "key", "value", "beta")]
+        starts = [0, 1, 2, 2, 4] if packed else None
+        comparison = Comparison(who, lengths, tensors, dict.fromkeys(tensors, 2))
+        more = {**options, "normalize_qk": True, "return_state": True}
+        state = linattn.delta_rule(*before[:3], beta=before[3], **{**more, "cu_seqlens": starts})[1] if masked else None
+
+        def several(schedule: str = schedule, **given: Any) -> Any:
+            return parallel.delta_rule(**given, schedule=schedule)
+
+        comparison.check(linattn.delta_rule, several, constants, more, state, rows=2)
+        del tensors["beta"]
+
+        def sums(schedule: str = schedule, **given: Any) -> Any:
+            return parallel_decayed_sums(**given, schedule=schedule)
+
+        state = decayed_sums(*before[:3], enable_gqa=True, cu_seqlens=starts)[1] if masked else None
+        comparison.check(decayed_sums, sums, constants, options, state, rows=2)
+
+
+def scans(who: Members) -> None:
+    """The selective scan, with B and C of one and of several groups, and the convolution, longer than some shards."""
+    B, C, n, dtype = 2, 6, 3, torch.float64
+    for lengths, groups, schedule in itertools.product(LENGTHS[who.size], (1, 3), ("gather", "scan")):
+        torch.manual_seed(0)
+        T = sum(lengths)
+        tensors = {name: torch.randn(B, C, T, dtype=dtype) for name in ("u", "delta", "z")}
+        tensors |= {name: torch.randn(B, *((groups,) if groups > 1 else ()), n, T, dtype=dtype) for name in ("B", "C")}
+        weights = {
+            "A": -torch.rand(C, n, dtype=dtype),
+            "D": torch.rand(C, dtype=dtype),
+            "delta_bias": torch.rand(C).to(dtype),
+        }
+        dims = {**dict.fromkeys(tensors, -1), **dict.fromkeys(weights)}
+
+        def several(schedule: str = schedule, **given: Any) -> Any:
+            return parallel.selective_scan(**given, schedule=schedule)
+
+        state = ScanState("selective_scan", torch.randn(B, C, n, dtype=dtype)) if groups > 1 else None
+        options = {"delta_softplus": True, "return_state": True}
+        Comparison(who, lengths, {**tensors, **weights}, dims).check(
+            linattn.selective_scan, several, {}, options, state, rows=-1
+        )
+    for lengths, masked, packed, given in itertools.product(LENGTHS[who.size], *[(False, True)] * 3):
+        T = sum(lengths)
+        tensors = {"x": torch.randn(B, C, T, dtype=dtype), "weight": torch.randn(C, 4, dtype=dtype)}
+        tensors["bias"] = torch.randn(C, dtype=dtype)
+        for x in tensors.values():  # all processes draw the same
+            dist.broadcast(x, who.ranks[0], group=who.group)
+        mask = torch.rand(B, T, generator=torch.Generator().manual_seed(T)) > 0.3
+        inputs = torch.ones(B, *((4,) if packed else ()), C, 3, dtype=dtype)
+        options = {"activation": "silu", "cu_seqlens": bounds(T, packed), "return_state": True}
+        Comparison(who, lengths, tensors, {"x": -1, "weight": None, "bias": None}).check(
+            linattn.causal_conv1d,
+            parallel.causal_conv1d,
+            {"key_mask": mask} if masked else {},
+            options,
+            ConvState("causal_conv1d", inputs) if given else None,
+            rows=-1,
+        )
+
+
+def traffic(who: Members, tokens: int) -> dict[str, int]:
+    """Bytes that this process receives for a forward and a backward pass of each rule."""
+    found = {}
+    for rule, schedule in itertools.product(("sums", "decay", "delta", "scan"), ("gather", "scan")):
+        torch.manual_seed(0)
+        T, options = tokens // who.size, {"group": who.group, "schedule": schedule}
+        q, k, v = (torch.randn(1, 2, T, 8, requires_grad=True) for _ in range(3))
+        decay, beta = -torch.rand(1, 2, T), torch.rand(1, 2, T)
+        with parallel.count_traffic() as counted:
+            if rule == "sums":
+                out = parallel.attention(q, k, v, kernel="elu", is_causal=True, **options)
+            elif rule == "decay":
+                out = parallel.attention(
+                    q, k, v, kernel="identity", normalize=False, log_decay=decay, is_causal=True, **options
+                )
+            elif rule == "delta":
+                out = parallel.delta_rule(q, k, v, beta=beta, normalize_qk=True, **options)
+            else:
+                u, A = q.flatten(0, 1).mT, -torch.rand(8, 4)
+                x = torch.randn(2, 4, T)
+                out = parallel.selective_scan(u, u, A, x, x, delta_softplus=True, **options)
+            out.sum().backward()
+        found[f"{rule} {schedule}"] = counted.total
+    return found
+
+
+def refusals(who: Members) -> None:
+    """Every process raises the same clear error, and the group works afterwards."""
+    x, beta, group = torch.randn(1, 2, 5, 8), torch.rand(1, 2, 5), who.group
+    causal, full = {"is_causal": True, "group": group, "kernel": "elu"}, {"group": group}
+
+    def refuses(kind: type[Exception], text: str, call: Any, *args: Tensor, **options: Any) -> None:
+        with pytest.raises(kind, match=text):
+            call(*args, **options)
+
+    attend = parallel.attention
+    refuses(ValueError, "rise from 0 to the", attend, x, x, x, cu_seqlens=[0, 5], **causal)
+    refuses(ValueError, "one list of bounds", attend, x, x, x, cu_seqlens=([0, 5], [0, 5]), **causal)
+    refuses(ValueError, "queries and keys of the same tokens", attend, x[:, :, :3], x, x, **causal)
+    refuses(ValueError, "takes and returns no state", attend, x, x, x, kernel="softmax", return_state=True, **full)
+    refuses(ValueError, "takes and returns no state", attend, x, x, x, kernel="nearfar", return_state=True, **full)
+    refuses(ValueError, "unknown schedule", parallel.delta_rule, x, x, x, beta=beta, schedule="ring", **full)
+    refuses(ValueError, "beta must be", parallel.delta_rule, x, x, x, beta=beta[..., :3], **full)
+    refuses(TypeError, "process group or a DeviceMesh", attend, x, x, x, kernel="elu", group=7)
+    out = parallel.attention(x, x, x, kernel="elu", is_causal=True, group=who.group)
+    assert out.shape == x.shape
+
+
+def many_layers(who: Members, dies: int, how: str) -> str:
+    """Calls until a process is lost; returns the error. Process `dies` ends, or stops to answer, after a few calls."""
+    import os
+    import signal
+    import time
+
+    x = torch.randn(1, 2, 50, 8, requires_grad=True)
+    for i in range(1000):
+        if who.rank == dies and i == 3:
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(30)
+        try:
+            parallel.attention(x, x, x, kernel="elu", is_causal=True, group=who.group).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+    return "nothing happened"
+
+
+def processor_time(who: Members) -> float:
+    import time
+
+    return time.process_time()
