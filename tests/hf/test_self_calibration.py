@@ -1,4 +1,4 @@
-"""Budgets without a text: measured once on random tokens, kept, and within the memory that was given."""
+"""Budgets without a text: measured once on the model's own, kept, and within the memory that was given."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 from hf_support import build, logits, tokens
 from linattn import NearFar
 from linattn.hf import Calibration, StateCache, attach, calibrate, detach
-from linattn.hf.self_calibration import parse_bytes, random_tokens
+from linattn.hf.self_calibration import own_text, parse_bytes, random_tokens
 
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
@@ -27,7 +27,7 @@ def test_measured_once_and_kept(cache, capsys):
     model, ids = build("llama"), tokens(1, 100)
     before = logits(model, ids)
     attach(model, NearFar(**KERNEL), mean_slots=24)
-    assert capsys.readouterr().err.count("measured on random tokens") == 1
+    assert capsys.readouterr().err.count("measured which heads") == 1
     assert len(list(cache.glob("budgets/*/linattn-budgets.json"))) == 1
     first = [kernel.slots for kernel in kernels(model)]
     assert 0 < sum(map(sum, first)) <= 24 * sum(map(len, first))
@@ -92,7 +92,9 @@ def test_sizes_are_read_and_nonsense_is_refused():
         attach(model, mean_slots=24, memory="1MiB")
     with pytest.raises(ValueError, match="one NearFar kernel"):
         attach(model, "elu", mean_slots=24)
-    ids = random_tokens(model, 50)
-    assert ids.shape == (1, 50)
-    assert ids[0, 0] == 1
+    for write in (random_tokens, own_text):
+        ids = write(model, 50)
+        assert ids.shape == (1, 50)
+        assert ids[0, 0] == 1
+        assert torch.equal(write(model, 50), ids)
     assert Calibration.find(model) is None

@@ -14,12 +14,12 @@ from .models import HELP, check_model, load_model, read_text
 from .names import KERNELS
 from .progress import progress
 
-RANDOM = "random"
+OWN = "own"
 EXAMPLES = """examples:
   linattn fidelity --model smollm2 --text README.md --length 2048
   linattn fidelity --model smollm2 --calibrate novel.txt --save model-folder --text manual.txt code.py
   linattn fidelity --model smollm2 --calibrate novel.txt --slots 192 --recall 32 --needle --text manual.txt code.py
-  linattn fidelity --model smollm2 --calibrate random --slots 192 --tasks --baselines --length 2048
+  linattn fidelity --model smollm2 --calibrate own --slots 192 --tasks --baselines --length 2048
   linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
 """
 
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--calibrate", metavar="FILE", help="assign slots by head, measured on this text; `random`: on random tokens"
+        "--calibrate",
+        metavar="FILE",
+        help="assign slots by head, measured on this text; `own`: on one that the model writes",
     )
     source.add_argument("--calibration", metavar="FOLDER", help="use the budgets saved there")
     parser.add_argument(
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model)
     if not args.text and not args.tasks:
         raise ValueError("name texts to read by --text, or run --tasks.")
-    for file in [*args.text, *([args.calibrate] if args.calibrate not in (None, RANDOM) else [])]:
+    for file in [*args.text, *([args.calibrate] if args.calibrate not in (None, OWN) else [])]:
         read_text(file)
     if args.save:
         if not args.calibrate:
@@ -106,7 +108,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ..hf.budgets import Calibration
     from ..hf.calibrate import calibrate
     from ..hf.needle import find_needles
-    from ..hf.self_calibration import random_tokens
+    from ..hf.self_calibration import own_text, random_tokens
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
@@ -118,8 +120,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     kernel, found = NearFar(args.window, slots, recall_bits=8), None
     if args.calibrate:
         count = args.calibrate_length or min(args.length, 8192)
-        if args.calibrate == RANDOM:
-            ids = random_tokens(model, count)
+        if args.calibrate == OWN:
+            ids = (random_tokens if encoder else own_text)(model, count)
         else:
             ids = weights.encode(tokenizer, Path(args.calibrate), count)
         price = {"recall": args.recall, "recall_price": args.recall_price}

@@ -60,7 +60,8 @@ def attach(
             without linear layers needs it.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
         mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration
-            saved beside the model or, if there is none, by one on random tokens: a minute, once, and one line says so.
+            saved beside the model or, if there is none, by one on a text that the model writes: minutes, once, and one line
+            says so.
         memory: for near/far instead, the size of the states of one sequence, in bytes or as "64MiB".
 
     Returns:

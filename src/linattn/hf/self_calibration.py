@@ -1,8 +1,8 @@
-"""Budgets without a text: `attach(model, kernel="nearfar", mean_slots=192)` measures the model on random tokens.
+"""Budgets without a text: `attach(model, kernel="nearfar", mean_slots=192)` measures the model on a text of its own.
 
-Heads that copy show themselves on random tokens that are repeated; no corpus is needed. The result is kept in the cache folder,
-so that a model is measured once. A calibration on a text (`linattn.hf.calibrate`) is better and takes precedence where it was
-saved beside the model.
+A language model writes the text: eight samples side by side, which `calibrate` makes repeat each other, so that heads that copy
+show. An encoder is measured on random tokens. The result is kept in the cache folder, so that a model is measured once. A
+calibration on a text (`linattn.hf.calibrate`) takes precedence where it was saved beside the model.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from .._files import cache_folder
 from ..nearfar import NearFar
@@ -23,6 +23,7 @@ from .modules import attention_modules, head_dim, is_sliding
 
 RULE = 2  # of merging: budgets that were measured with another are measured again
 LENGTH = 2048  # tokens to measure on
+SAMPLES = 8  # that are written side by side: decoding a batch costs little more than decoding one
 RECALL = 64  # blocks that a head may recall where memory alone is given
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -30,7 +31,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 def find_or_calibrate(
     model: PreTrainedModel, kernel: NearFar, *, mean_slots: int | None, memory: int | str | None
 ) -> Calibration:
-    """Budgets of a model: saved beside it, kept in the cache folder, or measured now on random tokens, which one line says.
+    """Budgets of a model: saved beside it, kept in the cache folder, or measured now, which one line says.
 
     Args:
         kernel: its window, sinks, block, alpha, recall and recall_bits are used.
@@ -77,15 +78,36 @@ def slots_within(model: PreTrainedModel, kernel: NearFar, memory: int) -> int:
     return (memory - fixed) // max(1, each)
 
 
+@torch.inference_mode()
+def own_text(model: PreTrainedModel, length: int = LENGTH) -> Tensor:
+    """(1, length) tokens that a language model writes by itself: `SAMPLES` samples one after the other, from a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    ids = random_tokens(model, SAMPLES).T
+    if _start_token(model) is not None:
+        ids = ids[:1].expand(SAMPLES, 1)
+    cache = DynamicCache(config=model.config)
+    written = [ids]
+    for _ in range(-(-length // SAMPLES) - 1):
+        logits = model(written[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1].float().cpu()
+        written.append(torch.multinomial(logits.softmax(-1), 1, generator=generator).to(ids.device))
+    return torch.cat(written, 1).reshape(1, -1)[:, :length]
+
+
 def random_tokens(model: PreTrainedModel, length: int = LENGTH) -> Tensor:
-    """(1, length) random tokens of a model's vocabulary, its start token first; always the same."""
+    """(1, length) random tokens of a model's vocabulary, its start token first if it has one; always the same."""
     config: Any = model.config.get_text_config(decoder=True)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(config.vocab_size // 50, config.vocab_size, (1, length), generator=generator)
-    start = getattr(config, "bos_token_id", None)
-    if isinstance(start, int) and 0 <= start < config.vocab_size:
+    start = _start_token(model)
+    if start is not None:
         ids[0, 0] = start
     return ids.to(next(model.parameters()).device)
+
+
+def _start_token(model: PreTrainedModel) -> int | None:
+    config: Any = model.config.get_text_config(decoder=True)
+    start = getattr(config, "bos_token_id", None)
+    return start if isinstance(start, int) and 0 <= start < config.vocab_size else None
 
 
 def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int) -> Calibration:
@@ -94,11 +116,12 @@ def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int) -> C
         return Calibration.load(folder)
     longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or LENGTH
     start = time.perf_counter()
-    ids = random_tokens(model, min(LENGTH, longest))
+    text = own_text if model.can_generate() and not model.config.is_encoder_decoder else random_tokens
+    ids = text(model, min(LENGTH, longest))
     found = calibrate(model, ids, 192, kernel=kernel, recall=recall, save=folder, say=None)
     print(
-        f"linattn: measured on random tokens which heads need slots ({time.perf_counter() - start:.0f} s), kept in "
-        f"{folder}; linattn.hf.calibrate with a text of yours gives better budgets.",
+        f"linattn: measured which heads need slots, on a text that the model wrote ({time.perf_counter() - start:.0f} s), "
+        f"kept in {folder}; linattn.hf.calibrate measures on a text of yours.",
         file=sys.stderr,
     )
     return found
