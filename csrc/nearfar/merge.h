@@ -31,18 +31,18 @@ struct Metric {
 
 /// Work space of a merge of up to n slots with up to c candidates. Rank 0 is the most important slot.
 struct MergeScratch {
-  float* centred;                              // (n, row_stride(D)): key - mean, times the deviation of the queries
-  float *sorted_key, *sorted_value;            // (n, row_stride(D)), (n, row_stride(M)): centred, by rank
-  float *key_t, *value_t;                      // (D, feature_stride(n)), (M, feature_stride(n)): the same as columns
-  float* products;                             // (c, feature_stride(n)): value . value
-  float *partial, *index;                      // (n, VL)
-  float *mean, *mean_value;                    // (row_stride(D)), (row_stride(M))
-  float *weight, *importance;                  // (n): bias + anchor . key; log of the expected attention times distance
-  float *key_size, *value_size, *inverse;      // (n), by rank: squared lengths; exp(-alpha importance)
-  float *top, *total, *share;                  // (n)
-  uint64_t *order, *spare;                     // (n): importance and slot, ascending
-  int64_t *root, *place;                       // (n): the rank a rank is merged into; the new index of a slot
-  int64_t columns;                             // floats between two rows of the transposed matrices and of `products`
+  float* centred;                          // (n, row_stride(D)): key - mean, times the deviation of the queries
+  float *sorted_key, *sorted_value;        // (n, row_stride(D)), (n, row_stride(M)): centred, by rank
+  float *key_t, *value_t;                  // (D, feature_stride(n)), (M, feature_stride(n)): the same as columns
+  float* products;                         // (c, feature_stride(n)): value . value
+  float *partial, *index;                  // (n, VL)
+  float *mean, *mean_value;                // (row_stride(D)), (row_stride(M))
+  float *weight, *importance;              // (n): bias + anchor . key; log of the expected attention times distance
+  float *key_size, *value_size, *inverse;  // (n), by rank: squared lengths; exp(-alpha importance)
+  float *top, *total, *share;              // (n)
+  uint64_t *order, *spare;                 // (n): importance and slot, ascending
+  int64_t *root, *place;                   // (n): the rank a rank is merged into; the new index of a slot
+  int64_t columns;                         // floats between two rows of the transposed matrices and of `products`
 
   /// The slots considered for removal when n have to become `size`.
   static int64_t candidates(int64_t n, int64_t size) { return imin(n, imax(2 * (n - size), CANDIDATES)); }
@@ -309,10 +309,11 @@ void merge_slots(const Metric& m, const Slots& from, int64_t size, int64_t all, 
 int32_t merge(const MergeCall& c, int64_t problem) {
   const int64_t n = c.slots, D = c.dim, M = c.value_dim, E = D + M, ld = row_stride(D), lv = row_stride(M);
   const int64_t candidates = MergeScratch::candidates(n, c.size);
-  float* space = scratch((n + c.size + 16) * (ld + lv + 3) + 2 * ld + 3 * n + MergeScratch::floats(n, candidates, D, M) + 1024);
+  float* space =
+      scratch((n + c.size + 16) * (ld + lv + 3) + 2 * ld + 3 * n + MergeScratch::floats(n, candidates, D, M) + 1024);
   Slots from{carve(space, n * ld), carve(space, n * lv), carve(space, n), carve(space, n), carve(space, n), 0};
-  Slots to{carve(space, c.size * ld), carve(space, c.size * lv), carve(space, c.size), carve(space, c.size),
-           carve(space, c.size),      0};
+  Slots to{carve(space, c.size * ld), carve(space, c.size * lv), carve(space, c.size),
+           carve(space, c.size),      carve(space, c.size),      0};
   if (!c.rate) from.received = nullptr;
   float *anchor = carve(space, ld), *deviation = carve(space, ld);
   float* origin = carve(space, n);  // which slot a live one was

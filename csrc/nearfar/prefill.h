@@ -135,7 +135,7 @@ class Prefill {
   Window window;
   QueryMoments queries;
   AttendScratch work, sampled;  // of a block's queries, and of its sampled ones
-  Slots slots, spare;  // the sinks lie before the slots, in the same rows
+  Slots slots, spare;           // the sinks lie before the slots, in the same rows
   FarField far;
   float* near_received;  // (window + block, 2): of the tokens from a window before the last block that was entered on
   MergeScratch merging;

@@ -8,7 +8,7 @@ namespace {
 /// blocks.
 struct QueryMoments {
   int64_t dim, rows, ld;
-  float *samples, *moments;  // (rows, ld), (2, ld)
+  float *samples, *moments;   // (rows, ld), (2, ld)
   float *anchor, *deviation;  // (row_stride(D)): mean and standard deviation
 
   /// Floats of work space for `rows` samples of a block.
