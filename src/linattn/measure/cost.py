@@ -60,10 +60,10 @@ def _near_far(kernel: NearFar, tokens: int, dim: int, value_dim: int, is_causal:
     exact = kernel.window * (1 if is_causal else 2) + kernel.block
     seen = min(tokens, exact + kernel.sinks + slots)
     merges = max(0, tokens - exact - kernel.sinks - slots) / kernel.block
-    flops = 2 * tokens * seen * (dim + value_dim) + merges * 2 * (slots + kernel.block) ** 2 * dim
-    samples = kernel.block // kernel.stride
-    kept = (kernel.window + kernel.block + kernel.sinks) * (dim + value_dim) + slots * (dim + value_dim + 1)
-    total = 4 * (kept + (dim + 1) ** 2 + samples * (dim + 1))
+    flops = 2 * tokens * seen * (dim + value_dim) + merges * 2 * (slots + kernel.block) ** 2 * (dim + value_dim)
+    if is_causal:  # the logits of sampled queries once more
+        flops += 2 * tokens / kernel.stride * seen * dim
+    total: float = kernel.state_bytes(round(slots), dim, value_dim, 1)
     blocks = (kernel.recall,) if isinstance(kernel.recall, int) else kernel.recall
     for recalled in blocks:  # one kv head of len(blocks)
         if recalled and is_causal:
