@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     from .. import hf
     from ..hf import fidelity
+    from ..hf.hybrids.layers import linear_layers
 
     found = hf.Calibration.load(args.calibration) if args.calibration else None
     model, tokenizer = load_model(args.model, args.dtype)
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     choice = None if args.exact else _choice(model, args, found)
     if choice is not None:
         hf.attach(model, choice[0])
-        print(hf.describe(model), file=sys.stderr)
+        if linear_layers(model):
+            print(hf.describe(model), file=sys.stderr)
     cache: Any = fidelity.new_cache(model, choice)
     torch.manual_seed(args.seed)
     start = time.perf_counter()
@@ -104,7 +106,7 @@ def _read(model: Any, ids: Any, cache: Any) -> None:
     import torch
 
     starts = range(0, ids.shape[1] - 1, CHUNK)
-    with torch.inference_mode():
+    with torch.no_grad():  # as generate does: what it writes into a cache may not come from inference mode
         for label in progress([f"{i} tokens read" for i in starts]):
             i = int(label.split()[0])
             model(ids[:, i : min(i + CHUNK, ids.shape[1] - 1)], past_key_values=cache, logits_to_keep=1)
