@@ -12,7 +12,12 @@ import linattn
 
 WIDTH = 512
 SIZES = {"vocab_size": 1000, "hidden_size": WIDTH, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SOFTMAX = {"intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 8192}
+SOFTMAX = {
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 DELTA = {
     **SIZES,

@@ -1,7 +1,7 @@
 """Prints the table of docs/hybrids.md: what `attach` serves in each family, and how much faster it is.
 
-    python benchmarks/hybrid_table.py --threads 1            processor time of one thread: usable on a busy machine
-    python benchmarks/hybrid_table.py --only Mamba-2 Jamba   some families
+python benchmarks/hybrid_table.py --threads 1            processor time of one thread: usable on a busy machine
+python benchmarks/hybrid_table.py --only Mamba-2 Jamba   some families
 """
 
 import argparse

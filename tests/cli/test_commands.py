@@ -210,7 +210,9 @@ def test_hybrids_are_read_written_and_compared(family, tiny_model, tmp_path, cap
     text.write_text("a b c d e f g " * 60)
     build_hybrid(family).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    assert main(["generate", "--model", str(folder), "--prompt-file", str(text), "--tokens", "3", "--length", "40"]) == 0
+    assert (
+        main(["generate", "--model", str(folder), "--prompt-file", str(text), "--tokens", "3", "--length", "40"]) == 0
+    )
     assert "native" in capsys.readouterr().err
     words = ["--text", str(text), "--length", "64", "--kernels", "--json", str(tmp_path / "figures.json")]
     assert main(["fidelity", "--model", str(folder), *words, "--dtype", "auto"]) == 0

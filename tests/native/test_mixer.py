@@ -32,7 +32,7 @@ def plain_norm(x, gate, weight, eps, groups, gate_first, sigmoid):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "groups"), [(7, 1), (64, 1), (96, 3), (131, 1)])
-def test_gated_norm(isa, dtype, size, groups):  # noqa: F811
+def test_gated_norm(isa, dtype, size, groups):
     weight = draw(size, seed=3) + 1
     whole = draw(2, 5, 3 * size + 4).to(dtype)  # the gate is a part of a wider projection
     x, gate = draw(2, 5, 3, size, seed=1).to(dtype), whole[..., 4:].unflatten(-1, (3, size))
@@ -43,13 +43,15 @@ def test_gated_norm(isa, dtype, size, groups):  # noqa: F811
         close(mixer.gated_norm(x, gate, weight, 1e-5, **options), expected, 3 * BOUNDS[dtype])
         apart = mixer.gated_norm(x.transpose(1, 2), gate.transpose(1, 2), weight, 1e-5, **options).transpose(1, 2)
         close(apart, expected, 3 * BOUNDS[dtype])
-    close(mixer.gated_norm(x, None, weight, 1e-5), plain_norm(x, None, weight, 1e-5, 1, False, False), 3 * BOUNDS[dtype])
+    close(
+        mixer.gated_norm(x, None, weight, 1e-5), plain_norm(x, None, weight, 1e-5, 1, False, False), 3 * BOUNDS[dtype]
+    )
     assert mixer.gated_norm(x[:0], gate[:0], weight, 1e-5).shape == (0, 5, 3, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "width", "held"), [(5, 4, 4), (33, 2, 1), (64, 3, 5)])
-def test_conv_step(isa, dtype, channels, width, held):  # noqa: F811
+def test_conv_step(isa, dtype, channels, width, held):
     weight, bias = draw(channels, width, seed=1), draw(channels, seed=2)
     state, x = draw(2, channels, held, seed=3).to(dtype), draw(2, channels + 3, seed=4).to(dtype)[:, 3:]
     for silu, b in ((True, bias), (False, None)):
@@ -62,8 +64,10 @@ def test_conv_step(isa, dtype, channels, width, held):  # noqa: F811
         assert out.dtype == dtype
 
 
-@pytest.mark.parametrize(("heads", "groups", "dim", "states"), [(4, 2, 8, 16), (3, 1, 5, 7), (6, 6, 33, 20), (24, 1, 64, 128)])
-def test_ssd_step(isa, heads, groups, dim, states):  # noqa: F811
+@pytest.mark.parametrize(
+    ("heads", "groups", "dim", "states"), [(4, 2, 8, 16), (3, 1, 5, 7), (6, 6, 33, 20), (24, 1, 64, 128)]
+)
+def test_ssd_step(isa, heads, groups, dim, states):
     state, x, z = draw(2, heads, dim, states), draw(2, heads, dim, seed=1), draw(2, heads, dim, seed=2)
     dt, A, D, bias = draw(2, heads, seed=3), -draw(heads, seed=4).exp(), draw(heads, seed=5), draw(heads, seed=6)
     B, C = draw(2, 2, groups, states, seed=7).unbind(1)
@@ -83,14 +87,14 @@ def test_ssd_step(isa, heads, groups, dim, states):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 768, 131), (3, 33, 7), (2, 1, 1), (1, 40, 4)])
-def test_project(isa, dtype, rows, inputs, outputs):  # noqa: F811
+def test_project(isa, dtype, rows, inputs, outputs):
     x, weight, bias = draw(rows, inputs + 2)[:, 2:], draw(outputs, inputs, seed=1).to(dtype), draw(outputs, seed=2)
     for b in (bias, None):
         expected = F.linear(x.double(), weight.double(), None if b is None else b.double())
         close(mixer.project(x, weight, b), expected, 1e-6 * inputs**0.5)
 
 
-def test_many_threads_share_large_steps(isa):  # noqa: F811
+def test_many_threads_share_large_steps(isa):
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -103,7 +107,7 @@ def test_many_threads_share_large_steps(isa):  # noqa: F811
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 130])
-def test_decayed_sums_with_time_steps_and_skips(isa, tokens):  # noqa: F811
+def test_decayed_sums_with_time_steps_and_skips(isa, tokens):
     """Values times their step, and the value itself added to the output: what Mamba-2 computes around the rule."""
     C, B, x = draw(2, 1, tokens, 9), draw(2, 1, tokens, 9, seed=1), draw(2, 3, tokens, 20, seed=2)
     dt, skip, state = draw(2, 3, tokens, seed=3).abs(), draw(3, seed=4), draw(4, 3, 9, 20, seed=5)

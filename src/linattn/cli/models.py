@@ -9,7 +9,9 @@ from .._commandline import did_you_mean, require
 from .names import MODELS
 
 DTYPES = ["float32", "bfloat16", "float16", "auto"]
-HELP = f"a model folder (config.json, safetensors, tokenizer), a GGUF file, or one of {', '.join(MODELS)} (fetched once)"
+HELP = (
+    f"a model folder (config.json, safetensors, tokenizer), a GGUF file, or one of {', '.join(MODELS)} (fetched once)"
+)
 
 
 def check_model(name: str) -> None:

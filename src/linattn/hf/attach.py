@@ -158,7 +158,8 @@ def _choose_kernels(
         choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel
         if choice is None or is_sliding(module):
             continue
-        refuse_unsupported(name, module)
+        near_far = isinstance(choice, NearFar) or choice == "nearfar"
+        refuse_unsupported(name, module, learned_sinks=near_far)
         chosen[module] = _kernel_for(module, choice, budgets)
     if not chosen:
         raise ValueError(
@@ -192,8 +193,10 @@ def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[
         for part in own.modules():  # recreated from the name
             for name, constant in list(part.named_buffers(recurse=False)):
                 part.register_buffer(name, constant, persistent=False)
-    if budgets is None or module.layer_idx not in budgets:
-        return own
-    if not isinstance(own, NearFar):
-        raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
-    return own.with_slots(budgets[module.layer_idx])
+    if budgets is not None and module.layer_idx in budgets:
+        if not isinstance(own, NearFar):
+            raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
+        own = own.with_slots(budgets[module.layer_idx])
+    if isinstance(own, NearFar) and hasattr(module, "sinks"):
+        own.sinks += 1  # a learned sink is a token in front of the others
+    return own
