@@ -82,9 +82,9 @@ def test_a_stopped_calibration_goes_on_where_it_was(tmp_path, monkeypatch):
     assert measured == [1, 2]  # the first layer was not measured again
     assert torch.equal(found.errors, whole.errors)
     assert not (tmp_path / "linattn-unfinished.safetensors").exists()
+    monkeypatch.setattr(calibration, "_try", stopped)
+    measured.clear()
     with pytest.raises(KeyboardInterrupt):  # another text: nothing of the first one counts
-        monkeypatch.setattr(calibration, "_try", stopped)
-        measured.clear()
         calibrate(model, ids, 24, **options)
     monkeypatch.setattr(calibration, "_try", lambda *args: measured.append(2) or real(*args))
     calibrate(model, tokens(1, 300, seed=1), 24, **options)

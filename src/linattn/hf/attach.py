@@ -53,10 +53,11 @@ def attach(
 
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
-            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
-        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers that
-            are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there is
-            one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
+            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear
+            already.
+        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers
+            that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
+            is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
             without linear layers needs it.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
         mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration

@@ -108,7 +108,7 @@ class StateLayer(CacheLayerMixin):
         self.held = self.seen
 
 
-class LinearAndStateLayer(LinearAttentionLayer, StateLayer):
+class LinearAndStateLayer(LinearAttentionLayer, StateLayer):  # type: ignore[override]
     """For layers with both a linear state, which transformers keeps, and attention of ours (Falcon-H1, Zamba)."""
 
     is_compileable = False
@@ -130,7 +130,7 @@ class LinearAndStateLayer(LinearAttentionLayer, StateLayer):
         StateLayer.offload(self)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)  # type: ignore[arg-type]
         StateLayer.batch_select_indices(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:

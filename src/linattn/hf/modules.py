@@ -26,7 +26,7 @@ def is_sliding(module: Any) -> bool:
 
 
 def refuse_unsupported(name: str, module: Any, *, learned_sinks: bool = False) -> None:
-    """Raises for features of a layer that linear-time attention cannot reproduce. learned_sinks: near/far has a form for them."""
+    """Raises for features of a layer that linear-time attention cannot reproduce; near/far can have learned sinks."""
     reasons = {
         "a relative position bias (has_relative_attention_bias)": hasattr(module, "has_relative_attention_bias"),
         "capped logits (attn_logit_softcapping)": getattr(module, "attn_logit_softcapping", None) is not None,

@@ -103,10 +103,11 @@ class ScanForward(EngineForward):
 
 
 def _scan_from(state: Tensor | None = None, bounds: list[int] | None = None) -> Callable[..., Any]:
-    """selective_scan_fn from a state (batch, channels, n), or (batch, heads, channels, n) where each head has a call (Zamba)."""
+    """selective_scan_fn from a state (batch, channels, n), or (batch, heads, channels, n) with a call for each head (Zamba)."""
     states = iter(() if state is None else [state] if state.dim() == 3 else state.unbind(1))
 
     def scan_from(*args: Any, **kwargs: Any) -> Any:
-        return scan.selective_scan_fn(*args, **kwargs, initial_state=next(states, None), bounds=bounds)
+        kwargs |= {"initial_state": next(states, None), "bounds": bounds}
+        return scan.selective_scan_fn(*args, **kwargs)
 
     return scan_from

@@ -39,12 +39,12 @@ class LightningForward:
         if attention_mask is not None:
             mixed = (mixed * attention_mask[:, :, None]).to(mixed.dtype)
         mixed = mixed.reshape(B, T, own.num_attention_heads, 3 * own.head_dim).transpose(1, 2)
-        tokens = mixed.split(own.head_dim, dim=-1)
+        query, key, value = mixed.split(own.head_dim, dim=-1)
         dtype = compute_dtype(mixed.dtype)
         log_decay = -own.slope_rate.to(dtype).reshape(1, -1, 1).expand(B, -1, T)
         state = None if past_key_values is None else past_key_values.get_linear_cache(own.layer_idx)
         bounds = packed_bounds(kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"), T)
-        out, state = _sums(*tokens, log_decay, bounds, None if state is None else state.to(dtype))
+        out, state = _sums(query, key, value, log_decay, bounds, None if state is None else state.to(dtype))
         out = own.norm(out.transpose(1, 2).reshape(B, T, -1))
         out = own.out_proj(torch.sigmoid(own.output_gate(hidden_states)) * out)
         if past_key_values is not None:
