@@ -11,6 +11,7 @@ import transformers
 from hf_support import KERNEL, WIDE, logits, tokens
 from hybrid_support import build_hybrid, own
 from linattn import NearFar
+from linattn.functional import routing
 from linattn.hf import StateCache, attach, describe, detach
 
 transformers.logging.set_verbosity_error()
@@ -138,3 +139,10 @@ def test_the_description():
 @torch.inference_mode()
 def logits_cache(model):
     return model(tokens(1, 10), use_cache=True).past_key_values
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "mamba", "minimax"])
+def test_shards_of_a_sequence_are_refused(family):
+    model = attach(build_hybrid(family))
+    with routing.routed(object()), pytest.raises(ValueError, match="no form over shards"):
+        logits(model, tokens(1, 10))
