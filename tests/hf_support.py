@@ -39,6 +39,17 @@ def build(family, **changes):
             }
         ),
         "gemma2": lambda: transformers.Gemma2Config(**{**GQA, "head_dim": 8, **changes}),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **{
+                **GQA,
+                "head_dim": 8,
+                "sliding_window": 16,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                **changes,
+            }
+        ),
         "gpt2": lambda: transformers.GPT2Config(
             vocab_size=60,
             n_positions=512,
@@ -80,6 +91,8 @@ def build(family, **changes):
         for name, p in model.named_parameters():
             if any(word in name for word in ("q_proj", "k_proj", "query", "key", "c_attn", "query_key_value")):
                 p.mul_(20)
+            if name.endswith("sinks"):
+                p.normal_(0, 2)
     return model
 
 

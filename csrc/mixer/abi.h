@@ -9,8 +9,8 @@
 /// sqrt(mean of squares + eps) within each of `groups` equal parts of a row.
 struct NormCall {
   int64_t rows, size, groups, threads;
-  int64_t per_token;                      // rows of x and gate that share a stride; see row_at in mixer/gated_norm.h
-  int64_t x_stride[2], gate_stride[2];    // between tokens, and between the rows of a token
+  int64_t per_token;                    // rows of x and gate that share a stride; see row_at in mixer/gated_norm.h
+  int64_t x_stride[2], gate_stride[2];  // between tokens, and between the rows of a token
   int32_t dtype, gate_first, sigmoid, wide_weight;  // sigmoid: act is sigmoid, else silu. wide_weight: see gated_norm.h
   float eps;
   int32_t pad;
@@ -30,8 +30,8 @@ struct ConvStep {
   const float *weight, *bias;  // (channels, width), (channels) or null
 };
 
-/// One token of Mamba-2: S <- exp(dt A) S + dt x B^T;  out = (S C + D x) act(z), with dt = softplus(dt + bias) if asked for.
-/// S is (batch, heads, dim, states), updated in place; x and z (batch, heads, dim), B and C (batch, groups, states).
+/// One token of Mamba-2: S <- exp(dt A) S + dt x B^T;  out = (S C + D x) act(z), with dt = softplus(dt + bias) if asked
+/// for. S is (batch, heads, dim, states), updated in place; x and z (batch, heads, dim), B and C (batch, groups, states).
 struct SsdStep {
   int64_t batch, heads, groups, dim, states, threads, softplus;
   int64_t x_stride[2], dt_stride[2], B_stride[2], C_stride[2], z_stride[2];  // over batch, and over heads or groups
@@ -53,7 +53,7 @@ struct ProjectCall {
 struct MixerKernels {
   void (*gated_norm)(const NormCall&, int64_t first, int64_t last);  // rows
   void (*conv_step)(const ConvStep&);
-  void (*ssd_step)(const SsdStep&, int64_t first, int64_t last);  // heads, counted over the batch
+  void (*ssd_step)(const SsdStep&, int64_t first, int64_t last);     // heads, counted over the batch
   void (*project)(const ProjectCall&, int64_t first, int64_t last);  // outputs
 };
 

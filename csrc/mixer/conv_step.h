@@ -1,5 +1,5 @@
-/// One token of the depthwise convolution. The window of a channel is a few numbers that lie together: they are shifted while
-/// they are in registers.
+/// One token of the depthwise convolution. The window of a channel is a few numbers that lie together: they are shifted
+/// while they are in registers.
 #pragma once
 #include "core/store_rows.h"
 #include "mixer/abi.h"

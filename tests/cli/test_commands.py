@@ -199,3 +199,23 @@ def test_a_first_use_inside_a_compiled_function_breaks_no_graph():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "torch.Size([1, 2, 5, 4])"
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+def test_hybrids_are_read_written_and_compared(family, tiny_model, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    from hybrid_support import build_hybrid
+
+    folder, text = tmp_path / family, tmp_path / "text.txt"
+    text.write_text("a b c d e f g " * 60)
+    build_hybrid(family).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    assert (
+        main(["generate", "--model", str(folder), "--prompt-file", str(text), "--tokens", "3", "--length", "40"]) == 0
+    )
+    assert "native" in capsys.readouterr().err
+    words = ["--text", str(text), "--length", "64", "--kernels", "--json", str(tmp_path / "figures.json")]
+    assert main(["fidelity", "--model", str(folder), *words, "--dtype", "auto"]) == 0
+    summary = json.loads((tmp_path / "figures.json").read_text())["summary"]
+    assert summary["attached"] == pytest.approx(1, abs=1e-5)
+    assert ("near/far" in summary) == (family == "qwen3_next")

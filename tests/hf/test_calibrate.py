@@ -1,5 +1,7 @@
 """Calibration hands slots to the heads that need them, and its files are found again."""
 
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from linattn.hf import Calibration, attach, calibrate, detach
 from linattn.hf.budgets import hand_out
 from linattn.hf.calibrate import repeating
 
+calibration = sys.modules["linattn.hf.calibrate"]  # linattn.hf.calibrate is the function
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
 
@@ -57,6 +60,35 @@ def test_a_damaged_file_says_so(tmp_path):
     (tmp_path / "linattn-budgets.json").write_text('{"budgets": ')
     with pytest.raises(ValueError, match="not a calibration"):
         Calibration.load(tmp_path)
+
+
+def test_a_stopped_calibration_goes_on_where_it_was(tmp_path, monkeypatch):
+    model, ids = build("llama"), tokens(1, 300)
+    options = {"kernel": NearFar(**KERNEL), "save": tmp_path, "progress": False}
+    whole = calibrate(model, ids, 24, **{**options, "save": None})
+    real, measured = calibration._try, []
+
+    def stopped(*args):
+        if len(measured) == 1:
+            raise KeyboardInterrupt
+        measured.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(calibration, "_try", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(model, ids, 24, **options)
+    monkeypatch.setattr(calibration, "_try", lambda *args: measured.append(2) or real(*args))
+    found = calibrate(model, ids, 24, **options)
+    assert measured == [1, 2]  # the first layer was not measured again
+    assert torch.equal(found.errors, whole.errors)
+    assert not (tmp_path / "linattn-unfinished.safetensors").exists()
+    monkeypatch.setattr(calibration, "_try", stopped)
+    measured.clear()
+    with pytest.raises(KeyboardInterrupt):  # another text: nothing of the first one counts
+        calibrate(model, ids, 24, **options)
+    monkeypatch.setattr(calibration, "_try", lambda *args: measured.append(2) or real(*args))
+    calibrate(model, tokens(1, 300, seed=1), 24, **options)
+    assert measured == [1, 2, 2]
 
 
 def test_calibrate_refuses_what_it_cannot_measure():

@@ -6,11 +6,13 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
+import linattn
 from hf_support import KERNEL, WIDE, build, logits, tokens
 from linattn import NearFar
 from linattn.hf import StateCache, attach, detach
+from linattn.hf.learned_sinks import Tokens, as_a_token
 
-DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox"]
+DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss"]
 
 
 @pytest.mark.parametrize("family", [*DECODERS, "bert"])
@@ -44,7 +46,7 @@ def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family
         assert cache.get_seq_length() == 90
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
 def test_generate_with_the_cache_is_generate_without(family, options):
     model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=60)
@@ -121,6 +123,43 @@ def test_encoder_decoder():
     quick = model.generate(source, past_key_values=cache, **options)
     assert quick.shape == slow.shape
     assert (quick == slow).float().mean() > 0.9  # cross attention is exact for one query, compressed for forty
+
+
+def test_encoder_decoder_with_a_bounded_cross_cache():
+    model, source = build("bart"), tokens(2, 80)
+    mask = torch.ones_like(source)
+    mask[0, 60:] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 30, "min_new_tokens": 30}
+    for search in ({"do_sample": False}, {"num_beams": 2, "do_sample": False}):
+        own = model.generate(source, **options, **search)
+        attach(model, NearFar(**WIDE))
+        caches = EncoderDecoderCache(StateCache(model), StateCache(model))
+        assert torch.equal(model.generate(source, past_key_values=caches, **options, **search), own)
+        detach(model)
+    attach(model, NearFar(**KERNEL))
+    sizes = []
+    for length in (200, 400):
+        caches = EncoderDecoderCache(StateCache(model), StateCache(model))
+        model.generate(tokens(2, length), past_key_values=caches, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        sizes.append(caches.cross_attention_cache.nbytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_a_learned_sink_stays_exact_beyond_the_window():
+    """With no slots, near/far is a softmax over the first tokens and a window: a dense twin in float64 has them all."""
+    kernel, block, window = NearFar(window=16, slots=0, sinks=2, block=8), 8, 16
+    q, k, v = torch.randn(3, 2, 4, 90, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    sinks, tokens_, scale = torch.tensor([3.0, -2.0, 0.0, 1.0]), 90, 8**-0.5
+    kernel.sinks += 1
+    shown = as_a_token(Tokens(q, k, v, None), sinks, scale, True)
+    out = linattn.attention(*shown[:3], kernel=kernel, scale=scale, is_causal=True)[:, :, 1:]
+    at = torch.arange(tokens_ + 1)  # as near/far counts them: the sink is token 0
+    visible = (at[None] <= at[:, None]) & ((at[None] < 3) | (at[None] >= (at // block * block - window)[:, None]))
+    visible = visible[1:, 1:]
+    logits_ = (q.double() @ k.double().mT * scale).masked_fill(~visible, -torch.inf)
+    sink = sinks.double().reshape(1, -1, 1, 1).expand(2, -1, tokens_, 1)
+    weights = torch.cat([logits_, sink], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(out.double(), weights @ v.double(), atol=1e-5, rtol=1e-4)
 
 
 def test_sliding_layers_keep_their_own_attention():

@@ -10,7 +10,7 @@ from typing import Any
 from .._commandline import add_output, check_writable, require, whole
 from .._files import write_json, write_text
 from . import fidelity_tasks
-from .models import HELP, check_model, load_model, read_text
+from .models import HELP, add_dtype, check_model, load_model, read_text
 from .names import KERNELS
 from .progress import progress
 
@@ -21,6 +21,8 @@ EXAMPLES = """examples:
   linattn fidelity --model smollm2 --calibrate novel.txt --slots 192 --recall 32 --needle --text manual.txt code.py
   linattn fidelity --model smollm2 --calibrate own --slots 192 --tasks --baselines --length 2048
   linattn fidelity --model minilm --text a.txt b.txt --length 512 --window 32
+  linattn fidelity --model hybrid-folder --dtype bfloat16 --text manual.txt
+In a hybrid model "attached" is the model with its linear layers on the engine: its perplexity is that of exact.
 """
 
 
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
     )
     fidelity_tasks.add_arguments(parser)
+    add_dtype(parser)
     add_output(parser, "--json", "write all figures")
     add_output(parser, "--html", "write a page")
 
@@ -107,13 +110,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ..hf import fidelity, weights
     from ..hf.budgets import Calibration
     from ..hf.calibrate import calibrate
+    from ..hf.hybrids.layers import linear_layers
+    from ..hf.modules import attention_modules, is_sliding
     from ..hf.needle import find_needles
     from ..hf.self_calibration import own_text, random_tokens
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
     saved = Calibration.load(args.calibration) if args.calibration else None
-    model, tokenizer = load_model(args.model)
+    model, tokenizer = load_model(args.model, args.dtype)
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
     slots = 128 if args.slots is None else args.slots
@@ -131,10 +136,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.slots is not None or args.recall_price is not None:
             mean = round(found.mean_slots) if args.slots is None else slots
             found = found.with_mean(mean, recall_price=args.recall_price)
-    choices = _choices(kernel, found, slots, args)
+    softmax = any(not is_sliding(module) for _, module in attention_modules(model))
+    choices: dict[str, Any] = {"exact": None}
+    if linear_layers(model):
+        choices["attached"] = (None, None)  # linear layers on the engine, softmax layers as they are
+    if softmax:
+        choices |= _choices(kernel, found, slots, args)
     if not encoder:
         own, mean = (kernel, float(slots)) if found is None else (found.near_far(), found.mean_slots)
-        choices |= fidelity_tasks.baselines(model, args.baselines, own, mean)
+        choices |= fidelity_tasks.baselines(model, args.baselines, own, mean) if softmax else {}
         weights.warn_of_missing_start(model, tokenizer)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}
@@ -159,9 +169,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
             row |= {f"needle_{figure}": x for figure, x in asdict(needles).items()}
         rows.append(row)
-    layers = [
-        error for ids in list(texts.values())[:1] for error in fidelity.layer_errors(model, ids, choices["near/far"][0])
-    ]
+    first = list(texts.values())[:1] if softmax else []
+    layers = [error for ids in first for error in fidelity.layer_errors(model, ids, choices["near/far"][0])]
     asked = fidelity_tasks.run_tasks(model, tokenizer, choices, args) if args.tasks and not encoder else []
     if found is not None:
         kernel = found.near_far()
@@ -176,7 +185,7 @@ def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> d
     """Name -> what `fidelity.read_language` takes: the attentions that are compared."""
     from ..nearfar import NearFar
 
-    choices: dict[str, Any] = {"exact": None}
+    choices: dict[str, Any] = {}
     mean = float(slots)
     if found is None:
         choices["near/far"] = (kernel, None)
@@ -233,6 +242,8 @@ def as_text(result: dict[str, Any]) -> str:
     lines += _aligned([_header(result["rows"]), *(_cells(row) for row in result["rows"])])
     what = "mean cosine with exact" if result["setting"]["encoder"] else "geometric mean of perplexity / exact"
     lines.append(what + ": " + ", ".join(f"{name} {x:.4f}" for name, x in result["summary"].items()))
+    if not result["layer_errors"]:
+        return "\n".join(lines)
     worst = max(range(len(result["layer_errors"])), key=result["layer_errors"].__getitem__)
     mean = sum(result["layer_errors"]) / len(result["layer_errors"])
     lines.append(

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from .._commandline import real, require, seed, whole
-from .models import HELP, check_model, load_model, read_text
+from .models import HELP, add_dtype, check_model, load_model, read_text
 from .progress import progress
 
 CHUNK = 512  # tokens of the prompt that are read at once
@@ -14,6 +14,9 @@ EXAMPLES = """examples:
   linattn generate --model smollm2 --prompt "Once upon a time"
   linattn generate --model smollm2 --prompt-file README.md --tokens 50 --temperature 0.8
   linattn generate --model smollm2 --prompt-file README.md --exact      the model's own attention, to compare
+  linattn generate --model qwen3-next-folder --prompt-file README.md --dtype bfloat16
+In a hybrid model the linear layers go to the engine, and softmax layers keep their attention unless --slots, --window or
+--calibration asks for near/far.
 """
 
 
@@ -32,14 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=seed, default=0, help="of sampling")
     parser.add_argument(
-        "--window", type=whole(0), default=128, metavar="N", help="last tokens that are attended exactly"
+        "--window", type=whole(0), metavar="N", help="last tokens that are attended exactly (default 128)"
     )
     parser.add_argument(
-        "--slots", type=whole(0), default=128, metavar="N", help="slots of each head for farther tokens"
+        "--slots", type=whole(0), metavar="N", help="slots of each head for farther tokens (default 128)"
     )
     parser.add_argument(
         "--calibration", metavar="FOLDER", help="use the budgets saved there (default: --slots everywhere)"
     )
+    add_dtype(parser)
     parser.add_argument("--exact", action="store_true", help="the model's own attention and cache, to compare")
 
 
@@ -50,38 +54,70 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--prompt is empty.")
     require("transformers", requirement="'linattn[hf]'")
     import torch
-    from transformers import DynamicCache, TextStreamer
+    from transformers import TextStreamer
 
     from .. import hf
     from ..hf import fidelity
-    from ..nearfar import NearFar
+    from ..hf.hybrids.layers import linear_layers
 
     found = hf.Calibration.load(args.calibration) if args.calibration else None
-    model, tokenizer = load_model(args.model)
+    model, tokenizer = load_model(args.model, args.dtype)
     if not model.can_generate():
         raise ValueError(f"{args.model} is an encoder and cannot generate text.")
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.length]
     if ids.shape[1] == 0:
         raise ValueError("the prompt has no tokens.")
-    if not args.exact:
-        hf.attach(model, found.kernels() if found else NearFar(args.window, args.slots))
-    cache: Any = DynamicCache(config=model.config) if args.exact else hf.StateCache(model)
+    choice = None if args.exact else _choice(model, args, found)
+    if choice is not None:
+        hf.attach(model, choice[0])
+        if linear_layers(model):
+            print(hf.describe(model), file=sys.stderr)
+    cache: Any = fidelity.new_cache(model, choice)
     torch.manual_seed(args.seed)
     start = time.perf_counter()
+    if cache is not None:
+        _read(model, ids, cache)
+    middle = time.perf_counter()
+    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > 0 else {"do_sample": False}
+    sampling |= {} if cache is None else {"past_key_values": cache}
+    streamer = TextStreamer(tokenizer, skip_prompt=True)
+    out = model.generate(ids, max_new_tokens=args.tokens, streamer=streamer, **sampling)
+    end = time.perf_counter()
+    print(_summary(ids.shape[1], out.shape[1] - ids.shape[1], middle - start, end - middle, cache), file=sys.stderr)
+    return 0
+
+
+def _choice(model: Any, args: argparse.Namespace, found: Any) -> Any:
+    """What the softmax layers get, as linattn.hf.fidelity has it: near/far if asked for, or if there is nothing else to do."""
+    from ..hf.hybrids.layers import linear_layers
+    from ..nearfar import NearFar
+
+    asked = args.window is not None or args.slots is not None
+    if found is not None:
+        return found.kernels(), None
+    if not asked and linear_layers(model):
+        return None, None
+    window, slots = (128 if x is None else x for x in (args.window, args.slots))
+    return NearFar(window, slots), None
+
+
+def _read(model: Any, ids: Any, cache: Any) -> None:
+    """All tokens of the prompt but the last, in pieces."""
+    import torch
+
     starts = range(0, ids.shape[1] - 1, CHUNK)
-    with torch.inference_mode():
+    with torch.no_grad():  # as generate does: what it writes into a cache may not come from inference mode
         for label in progress([f"{i} tokens read" for i in starts]):
             i = int(label.split()[0])
             model(ids[:, i : min(i + CHUNK, ids.shape[1] - 1)], past_key_values=cache, logits_to_keep=1)
-    middle = time.perf_counter()
-    sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > 0 else {"do_sample": False}
-    streamer = TextStreamer(tokenizer, skip_prompt=True)
-    out = model.generate(ids, past_key_values=cache, max_new_tokens=args.tokens, streamer=streamer, **sampling)
-    end = time.perf_counter()
-    new = out.shape[1] - ids.shape[1]
-    print(
-        f"{ids.shape[1]} tokens read at {ids.shape[1] / max(1e-9, middle - start):.0f}/s, {new} written at "
-        f"{new / max(1e-9, end - middle):.1f}/s, cache {fidelity.cache_bytes(cache) / 2**20:.1f} MiB",
-        file=sys.stderr,
+
+
+def _summary(read: int, written: int, reading: float, writing: float, cache: Any) -> str:
+    if cache is None:  # the model read the prompt inside of generate
+        return f"{read} tokens read and {written} written in {writing:.1f} s"
+    from ..hf import fidelity
+
+    return (
+        f"{read} tokens read at {read / max(1e-9, reading):.0f}/s, {written} written at "
+        f"{written / max(1e-9, writing):.1f}/s, cache {fidelity.cache_bytes(cache) / 2**20:.1f} MiB"
     )
-    return 0

@@ -1,5 +1,6 @@
 """Loading pretrained models for commands; failures are one-sentence errors."""
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 from .._commandline import did_you_mean, require
 from .names import MODELS
 
-HELP = f"a model folder, a GGUF file, or one of {', '.join(MODELS)} (fetched once)"
+DTYPES = ["float32", "bfloat16", "float16", "auto"]
+HELP = (
+    f"a model folder (config.json, safetensors, tokenizer), a GGUF file, or one of {', '.join(MODELS)} (fetched once)"
+)
 
 
 def check_model(name: str) -> None:
@@ -17,8 +21,15 @@ def check_model(name: str) -> None:
         raise ValueError(f"there is no model {name!r}{hint}.")
 
 
-def load_model(name: str) -> tuple[Any, Any]:
-    """A model in float32 and its tokenizer; ValueError if the files are not those of a model."""
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """--dtype, for `load_model`."""
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of the weights; auto is the dtype they are stored in"
+    )
+
+
+def load_model(name: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """A model and its tokenizer; ValueError if the files are not those of a model."""
     check_model(name)
     require("transformers", "safetensors", "tqdm", requirement="'linattn[hf]'")
     from transformers.utils import logging
@@ -31,7 +42,7 @@ def load_model(name: str) -> tuple[Any, Any]:
     if name in MODELS:
         weights.fetch(name)  # a download that fails says why
     try:
-        return weights.load(name)
+        return weights.load(name, dtype)
     except Exception as error:  # whatever a damaged file makes of transformers, gguf, safetensors and tokenizers
         said = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} cannot be read as a model: {said or type(error).__name__}") from error

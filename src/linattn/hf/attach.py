@@ -53,10 +53,11 @@ def attach(
 
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
-            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear already.
-        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers that
-            are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there is
-            one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
+            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear
+            already.
+        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers
+            that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
+            is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
             without linear layers needs it.
         budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
         mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration
@@ -159,7 +160,8 @@ def _choose_kernels(
         choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel
         if choice is None or is_sliding(module):
             continue
-        refuse_unsupported(name, module)
+        near_far = isinstance(choice, NearFar) or choice == "nearfar"
+        refuse_unsupported(name, module, learned_sinks=near_far)
         chosen[module] = _kernel_for(module, choice, budgets)
     if not chosen:
         raise ValueError(
@@ -193,8 +195,10 @@ def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[
         for part in own.modules():  # recreated from the name
             for name, constant in list(part.named_buffers(recurse=False)):
                 part.register_buffer(name, constant, persistent=False)
-    if budgets is None or module.layer_idx not in budgets:
-        return own
-    if not isinstance(own, NearFar):
-        raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
-    return own.with_slots(budgets[module.layer_idx])
+    if budgets is not None and module.layer_idx in budgets:
+        if not isinstance(own, NearFar):
+            raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
+        own = own.with_slots(budgets[module.layer_idx])
+    if isinstance(own, NearFar) and hasattr(module, "sinks"):
+        own.sinks += 1  # a learned sink is a token in front of the others
+    return own

@@ -18,8 +18,9 @@ from transformers.masking_utils import (
 
 from ..functional import routing
 from ..functional.attention import attention
-from .cache import StateCache, StateLayer
+from .cache import StateLayer
 from .eviction import Eviction
+from .learned_sinks import Tokens, as_a_token, exact
 from .modules import is_sliding
 
 NAME = "linattn"
@@ -29,7 +30,6 @@ CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `a
 _REFUSED = {
     "softcap": "logits are capped",
     "position_bias": "a bias is added for every pair of positions",
-    "s_aux": "learned sinks are added to the softmax",
     "head_mask": "heads are masked",
 }
 
@@ -49,28 +49,75 @@ def attend(
     layer = _cache_layer(module, kwargs.pop(CACHE, None))
     if isinstance(layer, StaticLayer) and not layer.is_sliding:
         key, value, attention_mask = _written(layer, key, value, attention_mask)
-    kernel = getattr(module, "linattn_kernel", None)
-    if kernel is None and routing.current() is not None:
-        if is_sliding(module):
+    kernel, sinks = getattr(module, "linattn_kernel", None), kwargs.pop("s_aux", None)
+    if routing.current() is not None:
+        if sinks is not None:
+            raise ValueError(f"layer {module.layer_idx} has learned sinks, which have no form over shards.")
+        if kernel is None and is_sliding(module):
             raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
-        kernel = "softmax"
+        kernel = "softmax" if kernel is None else kernel
     if kernel is None:
         mask = _full_mask(module, query, key, attention_mask, is_causal)
+        if sinks is not None:
+            return _exact_with_sinks(module, query, key, value, mask, dropout, scaling, sinks), None
         return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
     _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     key_mask = None if attention_mask is None else attention_mask[:, -key.shape[2] :].bool()
     if isinstance(kernel, Eviction):
         return _evict(kernel, layer, (query, key, value), key_mask, scaling)
-    options: Any = {"kernel": kernel, "scale": scaling, "key_mask": key_mask, "is_causal": causal, "enable_gqa": True}
+    options: Any = {"kernel": kernel, "scale": scaling, "is_causal": causal, "enable_gqa": True}
+    if isinstance(layer, StateLayer) and not causal:
+        return _cross(layer, Tokens(query, key, value, key_mask), options).transpose(1, 2), None
+    past = None
     if isinstance(layer, StateLayer):
         if getattr(module, "is_kv_shared_layer", False):
             layer.update(key, value)  # the model updates the cache only for the layer that computed these keys
-        out, state = attention(query, key, value, state=layer.past(), return_state=True, **options)
+        past = layer.past()
+    tokens = Tokens(query, key, value, key_mask)
+    if sinks is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        tokens, options["scale"] = as_a_token(tokens, sinks, scale, past is None), scale
+    if isinstance(layer, StateLayer):
+        out, state = attention(*tokens[:3], key_mask=tokens.key_mask, state=past, return_state=True, **options)
         layer.hold(state)
     else:
-        out = attention(query, key, value, **options)
-    return out.transpose(1, 2), None
+        out = attention(*tokens[:3], key_mask=tokens.key_mask, **options)
+    return out[:, :, -query.shape[2] :].transpose(1, 2), None
+
+
+def _cross(layer: StateLayer, tokens: Tokens, options: Any) -> Tensor:
+    """Cross-attention with a state of the encoder's keys: made by the first call, read by later ones, which bring no keys."""
+    query, key, value, key_mask = tokens
+    if layer.state is None:
+        out, state = attention(query, key, value, key_mask=key_mask, return_state=True, **options)
+        layer.hold(state)
+        return out
+    B, (H, D), M = query.shape[0], (key.shape[1], key.shape[3]), value.shape[3]
+    out, _ = attention(
+        query, query.new_empty(B, H, 0, D), query.new_empty(B, H, 0, M), state=layer.state, return_state=True, **options
+    )
+    return out
+
+
+def _exact_with_sinks(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    sinks: Tensor,
+) -> Tensor:
+    """(B, L, H, M), for layers that keep their own attention."""
+    if dropout:
+        raise ValueError("attention dropout has no form here: set the model's attention dropout to 0 or call eval().")
+    L, S = query.shape[2], key.shape[2]
+    if mask is None and L > 1:
+        mask = torch.ones(L, S, dtype=torch.bool, device=key.device).tril(S - L)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return exact(query, key, value, mask, scale, sinks).transpose(1, 2)
 
 
 def _evict(
@@ -105,11 +152,6 @@ class PassCache:
         if isinstance(cache, EncoderDecoderCache):
             cross = given.get("key_value_states") is not None or given.get("encoder_hidden_states") is not None
             cache = cache.cross_attention_cache if cross else cache.self_attention_cache
-            if cross and isinstance(cache, StateCache):
-                raise ValueError(
-                    "cross-attention reads the encoder's keys again for every token, so they cannot be a state: use "
-                    "EncoderDecoderCache(StateCache(model), DynamicCache())."
-                )
         return None if cache is None else (args, {**kwargs, CACHE: cache})
 
     @staticmethod

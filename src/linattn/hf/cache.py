@@ -48,6 +48,8 @@ class StateLayer(CacheLayerMixin):
             raise ValueError(UNFINISHED)
         self.is_initialized = True
         self.seen += key_states.shape[-2]
+        # Cross-attention asks a cache for its keys from the second token on: there are no new ones.
+        self.keys, self.values = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
         return key_states, value_states
 
     def past(self) -> State | None:
@@ -106,7 +108,7 @@ class StateLayer(CacheLayerMixin):
         self.held = self.seen
 
 
-class LinearAndStateLayer(LinearAttentionLayer, StateLayer):
+class LinearAndStateLayer(LinearAttentionLayer, StateLayer):  # type: ignore[override]
     """For layers with both a linear state, which transformers keeps, and attention of ours (Falcon-H1, Zamba)."""
 
     is_compileable = False
@@ -128,7 +130,7 @@ class LinearAndStateLayer(LinearAttentionLayer, StateLayer):
         StateLayer.offload(self)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        LinearAttentionLayer.reorder_cache(self, beam_idx)  # type: ignore[arg-type]
         StateLayer.batch_select_indices(self, beam_idx)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -163,7 +165,9 @@ class StateCache(Cache):
         """Called by transformers: the new keys and values of one layer."""
         new = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
-        if isinstance(layer, StateLayer) and layer.seen != next(x.seen for x in self.layers if isinstance(x, StateLayer)):
+        if isinstance(layer, StateLayer) and layer.seen != next(
+            x.seen for x in self.layers if isinstance(x, StateLayer)
+        ):
             raise ValueError(UNFINISHED)
         return new
 

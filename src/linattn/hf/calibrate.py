@@ -19,6 +19,7 @@ from ..functional.attention import attention
 from ..nearfar import NearFar
 from .budgets import Calibration, Option, hand_out
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
+from .unfinished import Unfinished
 
 _PROBE = "linattn_probe"
 BESIDE_RECALL = (0, 32, 128)  # slots that are tried for heads with recall
@@ -63,7 +64,8 @@ def calibrate(
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
             price gives recall to more heads.
-        save: a folder to write the result to; the model's own folder lets `attach` find it.
+        save: a folder to write the result to; the model's own folder lets `attach` find it. What is measured is kept there
+            layer by layer: the same call goes on where an earlier one was stopped.
         say: is given a sentence if recall was asked for and no head got it; by default it goes to stderr.
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
@@ -81,16 +83,22 @@ def calibrate(
     if recall:
         kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
         options += [Option(m, recall, m + kept) for m in BESIDE_RECALL]
-    errors = torch.stack(measure_layers(model, ids, lambda _, measure: _try(near_far, options, ids, measure), progress))
+    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
+    done = Unfinished(None if save is None else Path(save), model, ids, shape, options)
+
+    def visit(layer: int, measure: Measure) -> Tensor:
+        return done.rows[layer] if layer in done.rows else done.add(layer, _try(near_far, options, ids, measure))
+
+    errors = torch.stack(measure_layers(model, ids, visit, progress))
     order = sorted(range(len(options)), key=lambda i: options[i].price)
     options, errors = [options[i] for i in order], errors[..., order]
-    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
     rows = hand_out(errors, [option.price for option in options], mean_slots)
     result = Calibration(
         shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows, strict=False))
     )
     if save is not None:
         result.save(save)
+        done.finish()
     if recall and say is not None and not any(any(row) for row in result.recall.values()):
         cheapest = min(option.price for option in options if option.recall)
         say(

@@ -15,13 +15,15 @@ from transformers import DynamicCache, PreTrainedModel
 from ..kernels import Kernel, KernelName
 from ..nearfar import NearFar
 from .attach import attach, detach
-from .cache import StateCache
+from .cache import StateCache, own_tensors
 from .calibrate import Measure, measure_layers
+from .hybrids.layers import LIGHTNING, linear_layers
+from .modules import attention_modules
 
 CHUNK = 1024  # tokens that go through a language model at once
 
-# A kernel, or one for each layer, and its budgets; None is exact.
-Choice = tuple[Kernel | KernelName | Mapping[int, Kernel], Mapping[int, Sequence[int]] | None] | None
+# A kernel, or one for each layer, and its budgets; without a kernel only linear layers change. None is the model as it is.
+Choice = tuple[Kernel | KernelName | Mapping[int, Kernel] | None, Mapping[int, Sequence[int]] | None] | None
 
 
 @dataclass
@@ -65,13 +67,16 @@ def read_language(model: PreTrainedModel, ids: Tensor, choice: Choice) -> Readin
     """Perplexity of a causal model on (1, tokens), chunk by chunk through its cache."""
     with using(model, choice):
         cache = new_cache(model, choice)
+        options = {"use_cache": False} if cache is None else {"past_key_values": cache}
+        step = ids.shape[1] if cache is None else CHUNK
         total, start = 0.0, time.perf_counter()
-        for i in range(0, ids.shape[1], CHUNK):
-            logits = model(ids[:, i : i + CHUNK], past_key_values=cache).logits[0]
+        for i in range(0, ids.shape[1], step):
+            logits = model(ids[:, i : i + step], **options).logits[0]
             following = ids[0, i + 1 : i + 1 + logits.shape[0]]
             total -= float(cross_entropy(logits[: len(following)].float(), following, reduction="sum"))
         seconds = time.perf_counter() - start
-    return Reading(ids.shape[1], seconds, cache_bytes(cache), total / (ids.shape[1] - 1))
+    held = sum(layer.state_bytes for layer in linear_layers(model)) if cache is None else cache_bytes(cache)
+    return Reading(ids.shape[1], seconds, held, total / (ids.shape[1] - 1))
 
 
 @torch.inference_mode()
@@ -91,16 +96,22 @@ def cosine(a: Reading, b: Reading) -> float:
 
 
 def new_cache(model: PreTrainedModel, choice: Choice) -> Any:
-    """A StateCache, or a DynamicCache for exact attention."""
-    return DynamicCache(config=model.config) if choice is None else StateCache(model)
+    """A StateCache, or a DynamicCache for exact attention; None for models that read a text in one call.
+
+    Those have no softmax layer, by which transformers' caches count tokens, or a cache of a class of their own (MiniMax).
+    """
+    if choice is not None and choice[0] is not None:
+        return StateCache(model)
+    if not attention_modules(model) or any(layer.rule == LIGHTNING for layer in linear_layers(model)):
+        return None
+    return DynamicCache(config=model.config)
 
 
 def cache_bytes(cache: Any) -> int:
     """Size of a cache in bytes."""
     if isinstance(cache, StateCache):
         return cache.nbytes
-    kept = [x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None]
-    return sum(x.numel() * x.element_size() for x in kept)
+    return sum(x.numel() * x.element_size() for layer in cache.layers for x in own_tensors(layer))
 
 
 def layer_errors(model: PreTrainedModel, ids: Tensor, kernel: NearFar | Mapping[int, NearFar]) -> list[float]:

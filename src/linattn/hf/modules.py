@@ -25,12 +25,12 @@ def is_sliding(module: Any) -> bool:
     return window is not None
 
 
-def refuse_unsupported(name: str, module: Any) -> None:
-    """Raises for features of a layer that linear-time attention cannot reproduce."""
+def refuse_unsupported(name: str, module: Any, *, learned_sinks: bool = False) -> None:
+    """Raises for features of a layer that linear-time attention cannot reproduce; near/far can have learned sinks."""
     reasons = {
         "a relative position bias (has_relative_attention_bias)": hasattr(module, "has_relative_attention_bias"),
         "capped logits (attn_logit_softcapping)": getattr(module, "attn_logit_softcapping", None) is not None,
-        "learned sinks in its softmax (sinks)": hasattr(module, "sinks"),
+        "learned sinks in its softmax (sinks)": hasattr(module, "sinks") and not learned_sinks,
     }
     for reason, applies in reasons.items():
         if applies:

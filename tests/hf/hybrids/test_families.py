@@ -73,7 +73,7 @@ def test_a_prompt_in_several_calls_is_a_prompt_in_one(pair):
 
 
 def test_gradients(pair):
-    family, theirs, ours = pair
+    _, theirs, ours = pair
     ids, found = tokens(2, 37), []
     for model in (theirs, ours):
         model.train()

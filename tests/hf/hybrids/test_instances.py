@@ -11,6 +11,7 @@ import transformers
 from hf_support import KERNEL, WIDE, logits, tokens
 from hybrid_support import build_hybrid, own
 from linattn import NearFar
+from linattn.functional import routing
 from linattn.hf import StateCache, attach, describe, detach
 
 transformers.logging.set_verbosity_error()
@@ -126,7 +127,9 @@ def test_the_description():
     assert (softmax.does, softmax.engine, softmax.state_bytes) == ("softmax", "transformers", None)
     cache = logits_cache(model)
     assert describe(model).state_bytes == sum(
-        x.numel() * x.element_size() for layer in cache.layers[:1] for x in (layer.conv_states[0], layer.recurrent_states[0])
+        x.numel() * x.element_size()
+        for layer in cache.layers[:1]
+        for x in (layer.conv_states[0], layer.recurrent_states[0])
     )
     assert "gated delta rule" in str(describe(model))
     with pytest.raises(ValueError, match="attach"):
@@ -136,3 +139,10 @@ def test_the_description():
 @torch.inference_mode()
 def logits_cache(model):
     return model(tokens(1, 10), use_cache=True).past_key_values
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "mamba", "minimax"])
+def test_shards_of_a_sequence_are_refused(family):
+    model = attach(build_hybrid(family))
+    with routing.routed(object()), pytest.raises(ValueError, match="no form over shards"):
+        logits(model, tokens(1, 10))

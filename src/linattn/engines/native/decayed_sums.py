@@ -40,8 +40,8 @@ def _(
 ) -> Any:
     heads, dims = value.shape[1], (key.shape[3], value.shape[3])
     bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
-    shape = query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3]
-    out = output_pool.empty_rows(shape, value)
+    rows = query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3]
+    out = output_pool.empty_rows(rows, value)
     final = _floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
     shape = (key.shape[0], bindings.segment_count(bounds), heads, *dims) if train else (0,)
     return out, final, _floats(query, *shape)

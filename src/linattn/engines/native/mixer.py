@@ -1,4 +1,4 @@
-"""The steps around an update rule on the native code, without gradients: gated norms, one token of a convolution and of Mamba-2.
+"""The steps around an update rule on the native code: gated norms, projections, one token of a convolution and of Mamba-2.
 
 Bindings of csrc/mixer. Callers have checked shapes, dtypes and that nothing wants a gradient.
 """
@@ -120,7 +120,7 @@ def gated_norm(
 
 
 def _as_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """x, its rows per token, and the strides between tokens and between the rows of a token; a copy where x has no such form."""
+    """x, its rows per token, and the strides between tokens and between the rows of one; a copy where x has no such form."""
     size = x.shape[-1]
     if x.is_contiguous():
         return x, x.shape[-2] if x.dim() > 1 else 1, (x.shape[-2] if x.dim() > 1 else 1) * size, size
@@ -133,9 +133,7 @@ def _as_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
     return _as_rows(x.contiguous())
 
 
-def conv_step(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool
-) -> Tensor:
+def conv_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool) -> Tensor:
     """x (B, C), state (B, C, held) of one dtype, contiguous in held: moves on by one. weight (C, width), bias (C) float32."""
     B, C = x.shape
     out = x.new_empty(B, C)

@@ -1,6 +1,7 @@
 """The gated delta rule and Kimi delta attention under the arguments of fla's functions, as transformers' models call them."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,25 +35,30 @@ def delta_rule(
     Returns (B, T, H, M), and the state or None.
     """
     dtype = compute_dtype(query.dtype)
-    tokens = [x.transpose(1, 2).to(query.dtype) for x in (query, key, value)]
-    gates = [x.transpose(1, 2).to(dtype) for x in (beta, g)]
+    tokens = _heads_first(query.dtype, query, key, value)
+    gates = _heads_first(dtype, beta, g)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    options = {"scale": scale, "normalize_qk": use_qk_l2norm_in_kernel}
+    options: Any = {"scale": scale, "normalize_qk": use_qk_l2norm_in_kernel}
     packed = cu_seqlens if cu_seqlens is not None else cu_seq_lens_q
     bounds = packed_bounds(cu_seqlens=packed, tokens=query.shape[1])
     state = initial_state
     if bounds is not None and state is not None:
         raise ValueError("packed sequences start from nothing: pass no cache with them.")
-    given = [*tokens, *gates] if state is None else [*tokens, *gates, state]
+    given: list[Tensor] = [*tokens, *gates] if state is None else [*tokens, *gates, state]
     served = rule_refusal(*given) is None
     with torch.autocast(query.device.type, enabled=False):
         if served and state is not None and query.shape[1] == 1 and _writable(state) and eligible(*given):
-            out, state = native.decode(*tokens, *gates, None, state, **options, out_state=state)
+            query, key, value, beta, g = given[:5]
+            out, state = native.decode(query, key, value, beta, g, None, state, **options, out_state=state)
         else:
-            rule = native.delta_rule if served else chunk.delta_rule
+            rule: Any = native.delta_rule if served else chunk.delta_rule
             state = None if state is None else state.to(dtype)
             out, state = rule(*tokens, *gates, None, bounds, state, **options)
     return out.transpose(1, 2).contiguous(), state if output_final_state else None
+
+
+def _heads_first(dtype: torch.dtype, *given: Tensor) -> list[Any]:
+    return [x.transpose(1, 2).to(dtype) for x in given]
 
 
 def _writable(state: Tensor) -> bool:

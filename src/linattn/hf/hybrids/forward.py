@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import conv, delta, scan, ssd
-from .packing import packed_bounds
+from .packing import packed_bounds, refuse_shards
 
 
 def _no_fused_form(*_: object, **__: object) -> None:
@@ -76,6 +76,7 @@ class EngineForward:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         kind = type(self.module)
+        refuse_shards()
         if not hidden_states.is_cpu:
             return kind.forward(self.module, hidden_states, *args, **kwargs)
         return _forwards[kind](self.module, hidden_states, *args, **kwargs)
@@ -88,6 +89,7 @@ class ScanForward(EngineForward):
     """
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        refuse_shards()
         options: dict[str, Any] = {}
         tokens = hidden_states.shape[1]
         cache = kwargs.get("cache_params", args[0] if args else None)
@@ -103,10 +105,11 @@ class ScanForward(EngineForward):
 
 
 def _scan_from(state: Tensor | None = None, bounds: list[int] | None = None) -> Callable[..., Any]:
-    """selective_scan_fn from a state (batch, channels, n), or (batch, heads, channels, n) where each head has a call (Zamba)."""
+    """selective_scan_fn from a state (batch, channels, n), or (batch, heads, channels, n) with a call for each head (Zamba)."""
     states = iter(() if state is None else [state] if state.dim() == 3 else state.unbind(1))
 
     def scan_from(*args: Any, **kwargs: Any) -> Any:
-        return scan.selective_scan_fn(*args, **kwargs, initial_state=next(states, None), bounds=bounds)
+        kwargs |= {"initial_state": next(states, None), "bounds": bounds}
+        return scan.selective_scan_fn(*args, **kwargs)
 
     return scan_from

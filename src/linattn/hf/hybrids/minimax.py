@@ -10,7 +10,7 @@ from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
-from .packing import packed_bounds
+from .packing import packed_bounds, refuse_shards
 
 CLASS = "MiniMaxLightningAttention"
 
@@ -31,6 +31,7 @@ class LightningForward:
     ) -> tuple[Tensor, Tensor]:
         """(B, T, width) -> (B, T, width) and the state (B, heads, dim, dim)."""
         own = self.module
+        refuse_shards()
         if not hidden_states.is_cpu:
             rest = (position_embeddings, attention_mask, past_key_values)
             return type(own).forward(own, hidden_states, *rest, **kwargs)
@@ -39,12 +40,12 @@ class LightningForward:
         if attention_mask is not None:
             mixed = (mixed * attention_mask[:, :, None]).to(mixed.dtype)
         mixed = mixed.reshape(B, T, own.num_attention_heads, 3 * own.head_dim).transpose(1, 2)
-        tokens = mixed.split(own.head_dim, dim=-1)
+        query, key, value = mixed.split(own.head_dim, dim=-1)
         dtype = compute_dtype(mixed.dtype)
         log_decay = -own.slope_rate.to(dtype).reshape(1, -1, 1).expand(B, -1, T)
         state = None if past_key_values is None else past_key_values.get_linear_cache(own.layer_idx)
         bounds = packed_bounds(kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"), T)
-        out, state = _sums(*tokens, log_decay, bounds, None if state is None else state.to(dtype))
+        out, state = _sums(query, key, value, log_decay, bounds, None if state is None else state.to(dtype))
         out = own.norm(out.transpose(1, 2).reshape(B, T, -1))
         out = own.out_proj(torch.sigmoid(own.output_gate(hidden_states)) * out)
         if past_key_values is not None:

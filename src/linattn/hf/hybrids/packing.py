@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...functional import routing
+
 ONE_ROW = "pack the sequences into one row (batch 1), as DataCollatorWithFlattening does."
 
 
@@ -32,3 +34,12 @@ def packed_bounds(
     else:
         return None
     return bounds if len(bounds) > 2 else None
+
+
+def refuse_shards() -> None:
+    """Raises where the tokens of a call are shards of longer sequences: the layers here would start anew on each."""
+    if routing.current() is not None:
+        raise ValueError(
+            "linear layers of attached hybrid models have no form over shards: call linattn.hf.detach, or leave the context of "
+            "sequence_parallel."
+        )

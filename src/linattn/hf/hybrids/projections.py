@@ -1,4 +1,4 @@
-"""Projections of linear layers for a token or a few: reading the weights is all the work, and torch does not read at full speed."""
+"""Projections for one token or two: reading the weights is all the work, and torch does not read at full speed."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ def selective_scan_fn(
 
     initial_state and bounds (of packed sequences) are ours: mamba_ssm has neither.
     """
-    options = {"D": D, "delta_bias": delta_bias, "delta_softplus": delta_softplus, "return_state": True}
+    options: Any = {"D": D, "delta_bias": delta_bias, "delta_softplus": delta_softplus, "return_state": True}
     state = None if initial_state is None else ScanState("selective_scan", initial_state)
     if bounds is None:
         out, after = selective_scan(u, delta, A, B, C, z=z, state=state, **options)
@@ -96,18 +96,15 @@ def _update_heads(
     """The update of Mamba-2: in place, or as one of Mamba-1 whose channels are those of all heads."""
     if (step := _same_for_all(state, x, dt, A, B, C, D, dt_bias, z)) is not None:
         return mixer.ssd_step(*step, softplus=dt_softplus).to(x.dtype)
-    channels = state.shape[1] * state.shape[2]
-
-    def flat(y: Tensor | None, first: int) -> Tensor | None:
-        return None if y is None else y.reshape(*y.shape[:first], channels, *y.shape[first + 2 :])
-
-    rows = state.view(state.shape[0], channels, state.shape[3])
-    u, delta, gate = (None if y is None else flat(y, 1) for y in (x, dt, z))
+    batch, channels = state.shape[0], state.shape[1] * state.shape[2]
+    rows = state.view(batch, channels, state.shape[3])
+    u, delta = (y.reshape(batch, channels, 1) for y in (x, dt))
+    weights = [None if y is None else y.reshape(channels) for y in (D, dt_bias)]
     out, new = selective_scan(
-        *(u.unsqueeze(-1), delta.unsqueeze(-1), flat(A, 0), B.unsqueeze(-1), C.unsqueeze(-1)),
-        D=flat(D, 0),
-        z=None if gate is None else gate.unsqueeze(-1),
-        delta_bias=flat(dt_bias, 0),
+        *(u, delta, A.reshape(channels, -1), B.unsqueeze(-1), C.unsqueeze(-1)),
+        D=weights[0],
+        z=None if z is None else z.reshape(batch, channels, 1),
+        delta_bias=weights[1],
         delta_softplus=dt_softplus,
         state=ScanState("selective_scan", rows),
         return_state=True,

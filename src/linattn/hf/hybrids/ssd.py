@@ -65,7 +65,7 @@ def _time_steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[fl
 
 
 class _Tokens(NamedTuple):
-    """C, B and x as queries, keys and values (batch, heads or groups, T, dim), log_decay and dt (batch, heads, T), D (heads)."""
+    """C, B and x as query, key and value (batch, heads or groups, T, dim), log_decay and dt (batch, heads, T), D (heads)."""
 
     query: Tensor
     key: Tensor
