@@ -6,8 +6,8 @@
     python benchmarks/parallel.py extra                   time of a shard's summary beside that of its rows
     python benchmarks/parallel.py model                   64 machines with 25 Gbit/s, 2^24 tokens; checked against counted bytes
 
-Processes are started here, with gloo and one thread each. `--json FILE` keeps the figures. Ratios are of the shortest of several
-rounds that take turns; on a busy machine, processor time beside them says what a quiet one would do.
+Processes are started here, with gloo and one thread each. `--json FILE` keeps the figures. Ratios are of the shortest of
+several rounds that take turns; on a busy machine, processor time beside them says what a quiet one would do.
 """
 
 import argparse

@@ -95,12 +95,33 @@ def attached(who: Members) -> None:
         num_key_value_heads=2,
         max_position_embeddings=128,
     )
-    for kernel in ("elu", "nearfar", {1: "positive"}):
+    small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2}
+    hybrid = transformers.Qwen3NextConfig(
+        **small,
+        intermediate_size=48,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=0,
+        mlp_only_layers=[0, 1],
+    )
+    mamba = transformers.Mamba2Config(
+        **small, num_heads=4, head_dim=16, expand=2, state_size=8, n_groups=2, chunk_size=8
+    )
+    models = [(transformers.LlamaForCausalLM, config, kernel) for kernel in ("elu", "nearfar", {1: "positive"})]
+    models += [(transformers.Qwen3NextForCausalLM, hybrid, "softmax"), (transformers.Mamba2ForCausalLM, mamba, None)]
+    for kind, settings, kernel in models:
         torch.manual_seed(1)
-        model = linattn.hf.attach(transformers.LlamaForCausalLM(config).double(), kernel=kernel)
+        model = linattn.hf.attach(kind(settings).double(), kernel=kernel)
         ids = torch.randint(50, (2, 30))
         mask = torch.ones_like(ids)
-        mask[0, :4] = 0  # padding on the left
+        if kernel is not None and settings is config:
+            mask[0, :4] = 0  # padding on the left
         labels = ids.masked_fill(mask == 0, -100)
         one = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
         one.loss.backward()

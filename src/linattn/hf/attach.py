@@ -87,6 +87,9 @@ def attach(
         _attach_kernels(model, kernel, budgets, attached)
     for layer in linear:
         attached.replaced += serve(layer)
+    sharding = ShardInputs()
+    attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))
+    attached.hooks.append(model.register_forward_hook(sharding.after, with_kwargs=True))
     model._linattn = attached  # type: ignore[assignment]
     return model
 
@@ -123,9 +126,6 @@ def _attach_kernels(
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
-    sharding = ShardInputs()
-    attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))
-    attached.hooks.append(model.register_forward_hook(sharding.after, with_kwargs=True))
     for _, module in found:
         if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
             attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import routing
+from .attention import NAME
+from .hybrids.layers import linear_layers
+from .modules import attention_modules, is_sliding
 
 IGNORED = -100  # labels that do not count, in transformers
-GLOBAL_LAYERS = ("full_attention", "attention")
 
 
 class ShardInputs:
@@ -56,9 +58,14 @@ def _refuse(model: Any, given: dict[str, Any]) -> None:
     cache = given.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         raise ValueError("a cache holds the tokens of one process: under sequence_parallel call the model without one.")
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - set(GLOBAL_LAYERS)
-    if kinds:
+    tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    layers = attention_modules(model)
+    if any(is_sliding(module) for _, module in layers):
+        raise ValueError(f"{type(model).__name__} has layers with a sliding window, which have no form over shards.")
+    if layers and model.config._attn_implementation != NAME:
         raise ValueError(
-            f"{type(model).__name__} has layers of the kinds {sorted(kinds)}, which keep transformers' own code and would see "
-            "one shard only: it cannot run under sequence_parallel."
+            f"the softmax layers of {type(model).__name__} keep their own attention and would see one shard only: attach it "
+            'with kernel="softmax", "nearfar" or another one.'
         )
+    if isinstance(tokens, Tensor) and not tokens.is_cpu and linear_layers(model):
+        raise ValueError(f"the linear layers of {type(model).__name__} have a form over shards on CPUs only.")

@@ -8,6 +8,7 @@ from ...engines.native import causal_conv1d as native
 from ...engines.native import mixer
 from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
+from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.causal_conv1d import shifts
 from .packing import packed_bounds
@@ -65,6 +66,9 @@ def _convolve(
     state: Tensor | None,
 ) -> Tensor:
     silu = activation in ("silu", "swish")
+    if (router := routing.current()) is not None:  # over shards: without a cache, see hf.sharding
+        out = router.function("causal_conv1d")(x, weight, bias, activation="silu" if silu else None, cu_seqlens=bounds)
+        return out if activation in SILU else ACT2FN[activation](out)
     narrow = 2 <= weight.shape[1] <= native.MOST_WIDTH
     if narrow and rule_refusal(x, weight, bias, state) is None and x.numel():
         out, _ = native.causal_conv1d(x, weight, bias, None, bounds, state, silu=silu)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...engines.native import delta_rule as native
 from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
+from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.delta_rule import chunk
 from .packing import packed_bounds
@@ -41,6 +42,10 @@ def delta_rule(
     options: Any = {"scale": scale, "normalize_qk": use_qk_l2norm_in_kernel}
     packed = cu_seqlens if cu_seqlens is not None else cu_seq_lens_q
     bounds = packed_bounds(cu_seqlens=packed, tokens=query.shape[1])
+    if (router := routing.current()) is not None:  # over shards: without a cache, see hf.sharding
+        more = {**options, "enable_gqa": True, "cu_seqlens": bounds}
+        out = router.function("delta_rule")(*tokens, beta=gates[0], log_decay=gates[1], **more)
+        return out.transpose(1, 2), None
     state = initial_state
     if bounds is not None and state is not None:
         raise ValueError("packed sequences start from nothing: pass no cache with them.")

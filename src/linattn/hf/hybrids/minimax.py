@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ...engines.native import decayed_sums as native
 from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
+from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
 from .packing import packed_bounds, refuse_shards
@@ -57,6 +58,10 @@ def _sums(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, bounds: list[int] | None, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(B, heads, T, dim) and the state; one token without gradients is written into the old one."""
+    if (router := routing.current()) is not None:  # over shards: without a cache, see hf.sharding
+        more = {"scale": 1.0, "enable_gqa": True, "cu_seqlens": bounds}
+        out, final = router.function("decayed_sums")(query, key, value, log_decay=log_decay, **more)
+        return out, final.S
     given = [x for x in (query, key, value, log_decay, state) if x is not None]
     served = rule_refusal(*given) is None
     with torch.autocast(query.device.type, enabled=False):

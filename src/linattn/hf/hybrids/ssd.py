@@ -11,6 +11,7 @@ from ...engines.native import decayed_sums as native
 from ...engines.native import decayed_sums_bindings as bindings
 from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
+from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
 from .packing import packed_bounds
@@ -78,6 +79,13 @@ class _Tokens(NamedTuple):
 def _scan(tokens: _Tokens, bounds: list[int] | None, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """(batch, heads, T, head dim) and the last states (batch, heads, n, head dim)."""
     query, key, value, log_decay, dt, skip = tokens
+    if (router := routing.current()) is not None:  # over shards: without a cache, see hf.sharding
+        steps, more = (
+            (value * dt.unsqueeze(-1)).to(value.dtype),
+            {"scale": 1.0, "enable_gqa": True, "cu_seqlens": bounds},
+        )
+        out, final = router.function("decayed_sums")(query, key, steps, log_decay=log_decay, **more)
+        return out if skip is None else out + value * skip[:, None, None], final.S
     served = rule_refusal(query, key, value) is None
     if served and eligible(*(y for y in (*tokens, state) if y is not None)):
         skip = None if skip is None else skip.contiguous()
