@@ -13,7 +13,7 @@ from .jobs import Answer, Delta, Event, Failed, Finished, Job, Progress
 from .metrics import Metrics
 from .model import ServedModel
 from .prefix_store import PrefixStore
-from .schedule import Schedule, Share, next_cut
+from .schedule import Schedule, Share, next_cut, shared_target
 from .snapshots import Snapshot
 
 logger = logging.getLogger("linattn.serve")
@@ -98,11 +98,12 @@ class Engine:
         while self._waiting and (rows == 0 or rows + max(1, self._waiting[0].answers) <= self.schedule.rows):
             job = self._waiting.popleft()
             rows += max(1, job.answers)
+            self._follow(job)
             self._reading.append(job)
         self.metrics.load(len(self._waiting), len(self._reading), len(self._answers))
         begun = time.perf_counter()
         if self._reading and (not self._answers or self._share.may_read):
-            self._read_piece(self._reading[0])
+            self._read_piece(self._next_reader())
             self._share.read(time.perf_counter() - begun)
         elif self._answers:
             self._step()
@@ -137,9 +138,26 @@ class Engine:
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
+    def _follow(self, job: Job) -> None:
+        """Lets a job wait for another that is reading the same beginning already, instead of reading it twice."""
+        for other in self._reading:
+            target = shared_target(job.tokens, other.tokens, self.schedule.every)
+            if target > job.target:
+                job.leader, job.target = other, target
+
+    def _next_reader(self) -> Job:
+        """The next job whose turn it is, to the end of the line; those that wait for another let it pass."""
+        for _ in range(len(self._reading)):
+            job = self._reading[0]
+            self._reading.rotate(-1)
+            leader = job.leader
+            if leader is None or leader not in self._reading or leader.position >= job.target:
+                job.leader = None
+                return job
+        raise RuntimeError("all readers wait for each other.")  # a leader was there before its followers
+
     def _read_piece(self, job: Job) -> None:
-        """Reads the next piece of a prompt; then it is the next job's turn."""
-        self._reading.rotate(-1)
+        """Reads the next piece of a prompt."""
         logits = self._start_from_stored(job)
         if logits is None:
             assert job.cache is not None

@@ -79,6 +79,8 @@ class Job:
     # While it reads:
     cache: Cache | None = None
     position: int = 0
+    leader: "Job | None" = None  # reads the same beginning already
+    target: int = 0  # the position up to which this job waits for it
 
     def cancel(self) -> None:
         """From any thread: the engine drops the job at its next step."""

@@ -59,8 +59,6 @@ class ServedModel:
         self.model, self.tokenizer, self.choice = model.eval(), tokenizer, choice
         self.fingerprint = fingerprint(model, tokenizer)
         self.batches = attention.install(model)
-        if reproducible_rows:
-            reproducible.pad_linears(model)
         text_config: Any = model.config.get_text_config(decoder=True)
         self.context = context or int(getattr(text_config, "max_position_embeddings", None) or 2**20)
         self.eos = _eos_ids(model, tokenizer)
@@ -70,6 +68,9 @@ class ServedModel:
         self._positions = "position_ids" in accepted
         self._keep = "logits_to_keep" in accepted
         self._batch: BatchCache | None = None
+        if reproducible_rows:
+            reproducible.pad_linears(model)
+            reproducible.check(self._sample_step)
 
     def new_cache(self) -> Cache:
         return new_cache(self.model)
@@ -94,6 +95,14 @@ class ServedModel:
             self._batch = BatchCache(list(caches))
         assert self._batch is not None
         return self._forward(tokens, where, self._batch)
+
+    def _sample_step(self, rows: list[int]) -> Tensor:
+        """The logits (rows, vocabulary) of a step after prompts of different lengths, for a check."""
+        prompts = [[(7 * i + 3 * row) % self.vocabulary for i in range(5 + 6 * row)] for row in rows]
+        made = [self.new_cache() for _ in rows]
+        for cache, prompt in zip(made, prompts, strict=True):
+            self.read(cache, prompt, 0)
+        return self.step(made, [1] * len(rows), [len(prompt) for prompt in prompts])
 
     def _forward(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """(batch, vocabulary) after the last of tokens (batch, new)."""

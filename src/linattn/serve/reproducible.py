@@ -5,9 +5,15 @@ bits, and may decide between two tokens that are almost equally likely. Products
 kernel; which padding is enough is found out on the machine.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+IMPOSSIBLE = (
+    "on this machine, the numbers of a sequence depend on how many are computed together: answers of this model cannot be "
+    "made independent of other requests to the last bit. Leave --reproducible out; differences are in the last bits only."
+)
 UNITS = (1, 4, 8, 16, 32, 64)
 PROBES = (1, 2, 3, 5, 7, 8, 11, 16, 29, 64, 128)  # rows
 
@@ -48,13 +54,18 @@ def pad_linears(model: nn.Module) -> int:
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     unit = needed_padding(layers)
     if unit is None:
-        raise ValueError(
-            "on this machine, rows of a matrix product depend on how many there are, whatever the padding: answers cannot be "
-            "made independent of other requests to the last bit. Leave --reproducible out, or use --dtype float64."
-        )
+        raise ValueError(IMPOSSIBLE)
     for layer in layers if unit > 1 else []:
         layer.__class__, layer.row_unit = PaddedLinear, unit  # type: ignore[assignment]
     return unit
+
+
+def check(step: Callable[[list[int]], Tensor]) -> None:
+    """Raises ValueError unless step(rows), the logits (rows, vocabulary) of some sequences, has the same bits together and alone."""
+    rows = list(range(5))
+    together = step(rows)
+    if not all(torch.equal(together[i], step([i])[0]) for i in rows):
+        raise ValueError(IMPOSSIBLE)
 
 
 def _padded(x: Tensor, unit: int) -> Tensor:

@@ -57,6 +57,18 @@ def next_cut(position: int, length: int, boundaries: Sequence[int], schedule: Sc
     return Cut(end, keep=anchor or turn is not None or end == length, anchor=anchor and end != length, regular=True)
 
 
+def shared_target(mine: Sequence[int], theirs: Sequence[int], every: int) -> int:
+    """The last position at which a job that reads `theirs` will store a state that a prompt `mine` can start from."""
+    common = min(len(mine), len(theirs))
+    if mine[:common] != theirs[:common]:
+        low, high = 0, common  # the first `low` tokens agree, the first `high` do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if mine[low:middle] == theirs[low:middle] else (low, middle)
+        common = low
+    return common if common == len(theirs) else common // every * every
+
+
 class Share:
     """Shares time between reading and writing: after a piece, writing gets its part before the next piece."""
 

@@ -137,9 +137,9 @@ class Service:
 
         Closing the iterator cancels the jobs. ApiError if one of them fails.
         """
-        self.limits.load(self.engine.load)
         for prompt in prompts:  # states that are only in files are read outside of the engine's thread
             await asyncio.to_thread(self.store.find, prompt.tokens)
+        self.limits.load(self.engine.load)
         loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
         deadline = time.monotonic() + self.limits.timeout
         running = []
