@@ -99,7 +99,7 @@ def build(family="llama", dtype=torch.float64, **changes):
         setattr(config, name, value)
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():  # random weights attend almost evenly and repeat themselves; make them care
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.dim() == 2:
                 p.mul_(8)
     return model
@@ -131,7 +131,9 @@ def service(model=None, *, piece=32, every=64, rows=16, folder=None, memory=2**3
 def text_of(seed: int, length: int) -> str:
     """Characters that look random and repeat a little."""
     generator = torch.Generator().manual_seed(seed)
-    words = ["".join(chr(97 + int(i)) for i in torch.randint(26, (5,), generator=generator)) for _ in range(length // 6 + 1)]
+    words = [
+        "".join(chr(97 + int(i)) for i in torch.randint(26, (5,), generator=generator)) for _ in range(length // 6 + 1)
+    ]
     return " ".join(words)[:length]
 
 
@@ -193,29 +195,37 @@ class ServerProcess:
 
     def __init__(self, *words: str):
         command = [sys.executable, "-m", "linattn", "serve", "--port", "0", "--threads", "1", *map(str, words)]
+        self.command = command
+        self.start()
+
+    def start(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=environment)
         self.lines: list[str] = []
         self.url = ""
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
         end = time.monotonic() + 300
         while not self.url and self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         assert self.url, f"the server did not start: {self.lines}"
 
     def _follow(self):
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"at (http://\S+)", line):
-                self.url = found[1]
+        with self.process.stderr as stream:
+            for line in stream:
+                self.lines.append(line)
+                if found := re.search(r"at (http://\S+)", line):
+                    self.url = found[1]
 
     def kill(self):
         self.process.kill()
         self.process.wait()
+        self._follower.join()
 
     def stop(self):
         self.process.terminate()
         self.process.wait(60)
+        self._follower.join()
 
 
 def prompt_of(tokens) -> Prompt:

@@ -89,7 +89,9 @@ def test_thinning_keeps_few_anchors_at_doubling_distances(count, every):
         kept = thinning.keep([*kept, i * every], every)
     assert max(kept) == count * every
     assert len(kept) <= 2 * count.bit_length() + 1
-    for place in range(every, count * every, every):  # the nearest anchor before a place is not much farther than the end
+    for place in range(
+        every, count * every, every
+    ):  # the nearest anchor before a place is not much farther than the end
         before = max((k for k in kept if k <= place), default=0)
         assert place - before <= 2 * (count * every - place) + every
 

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=real(0, most=2), default=0.0, help="of sampling; 0 always takes the likeliest token"
     )
     parser.add_argument("--seed", type=seed, default=0, help="of sampling")
-    parser.add_argument("--context", type=whole(), metavar="N", help="positions of a sequence (default: as it was read)")
+    parser.add_argument(
+        "--context", type=whole(), metavar="N", help="positions of a sequence (default: as it was read)"
+    )
     parser.add_argument("--threads", type=whole(), metavar="N", help="of torch (default: torch's own number)")
 
 

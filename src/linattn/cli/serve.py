@@ -27,8 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key", metavar="KEY", help="clients must send it (default: $LINATTN_API_KEY, or none is needed)"
     )
-    parser.add_argument("--cors-origin", action="append", default=[], metavar="URL", help="pages that may call it, or *")
-    parser.add_argument("--state-dir", type=Path, metavar="FOLDER", help="where states are saved (default: memory only)")
+    parser.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL", help="pages that may call it, or *"
+    )
+    parser.add_argument(
+        "--state-dir", type=Path, metavar="FOLDER", help="where states are saved (default: memory only)"
+    )
     parser.add_argument("--state-memory", type=whole(), default=1024, metavar="MIB", help="of stored states")
     parser.add_argument("--state-disk", type=whole(), default=8192, metavar="MIB", help="of prefixes in --state-dir")
     parser.add_argument("--max-concurrent", type=whole(), default=64, metavar="N", help="answers written together")

@@ -60,7 +60,11 @@ class _Base:
         return self._object([], chunk=True) | {"usage": usage.body()}
 
     def _object(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
-        return {**self._head, "object": self.object + (".chunk" if chunk and "chat" in self.object else ""), "choices": choices}
+        return {
+            **self._head,
+            "object": self.object + (".chunk" if chunk and "chat" in self.object else ""),
+            "choices": choices,
+        }
 
     def _token(self, token: int) -> str:
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
@@ -90,7 +94,9 @@ class ChatForm(_Base):
     def chunk(self, delta: Delta) -> dict[str, Any]:
         return self._chunk(delta.index, {"content": delta.text}, self._logprobs(list(delta.choices)), delta.finish)
 
-    def _chunk(self, index: int, delta: dict[str, str], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, delta: dict[str, str], logprobs: Any = None, finish: str | None = None
+    ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return self._object([choice], chunk=True)
 

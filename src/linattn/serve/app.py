@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,7 +40,7 @@ def create_app(
 
     middleware = [Middleware(Observe, metrics=service.metrics)]
     if origins:
-        allowed = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["Authorization", "Content-Type"]}
+        allowed: Any = {"allow_methods": ["GET", "POST", "DELETE"], "allow_headers": ["Authorization", "Content-Type"]}
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **allowed))
     middleware.append(Middleware(Guard, key=key, loopback=loopback, origins=origins, limits=service.limits))
     app = Starlette(

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
@@ -48,16 +48,16 @@ def _register(own: str) -> None:
     """Registers the attention and mask functions that go by rows around those called `own`."""
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """(rows, heads, L, D) -> (rows, L, heads, M)."""
         inner = _function(module, own)
         cache = kwargs.pop(CACHE, None)
         if not isinstance(cache, BatchCache):
             return inner(module, query, key, value, attention_mask, **{**kwargs, **_with(own, cache)})
-        current = cache.layers[module.layer_idx].current  # type: ignore[index]
+        layer: Any = cache.layers[module.layer_idx]
         outs = []
-        for row, q, (k, v) in zip(cache.rows, query.split(1), current, strict=True):
+        for row, q, (k, v) in zip(cache.rows, query.split(1), layer.current, strict=True):
             outs.append(inner(module, q, k, v, None, **{**kwargs, **_with(own, row)})[0])
         return torch.cat(outs), None
 

@@ -60,7 +60,7 @@ class GatheredLayer(LinearAttentionLayer):
                     getattr(row, name)[i] = view
 
 
-class GatheredRowsLayer(GatheredLayer, RowsLayer):
+class GatheredRowsLayer(GatheredLayer, RowsLayer):  # type: ignore[override]
     """Of layers that have both attention and a recurrent state."""
 
     def __init__(self, rows: list[Any]):

@@ -57,11 +57,11 @@ class KeyValueLayer(CacheLayerMixin):
 
     def _grown(self, key: Tensor, value: Tensor, end: int) -> KeyValueBuffer:
         room = max(end + LEAST_ROOM, int(end * GROWTH))
-        new = [x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (key, value)]
+        keys, values = (x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (key, value))
         if self.buffer is not None:
-            new[0][:, :, : self.length] = self.buffer.key[:, :, : self.length]
-            new[1][:, :, : self.length] = self.buffer.value[:, :, : self.length]
-        return KeyValueBuffer(*new, self.length)
+            keys[:, :, : self.length] = self.buffer.key[:, :, : self.length]
+            values[:, :, : self.length] = self.buffer.value[:, :, : self.length]
+        return KeyValueBuffer(keys, values, self.length)
 
     def tensors(self) -> dict[str, Tensor]:
         """The written keys and values."""
@@ -118,9 +118,9 @@ def compact(cache: Cache) -> Cache:
     new = fork(cache)
     for layer in new.layers:
         for name, x in list(layer.__dict__.items()):
-            if isinstance(x, State):
-                layer.__dict__[name] = x.clone()
-            elif isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.numel() * x.element_size():
+            if isinstance(x, State) or (
+                isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.numel() * x.element_size()
+            ):
                 layer.__dict__[name] = x.clone()
     return new
 

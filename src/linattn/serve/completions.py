@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -81,10 +81,10 @@ async def _answer(
 
 async def _shown(
     service: Service, prompts: list[Prompt], options: SamplingOptions, answers: int, usage: Usage
-) -> AsyncIterator[Delta]:
+) -> AsyncGenerator[Delta, None]:
     """The pieces of all answers, numbered through all prompts; counts tokens on the way."""
     cached = [0] * len(prompts)
-    async with aclosing(service.run(prompts, options, answers)) as events:  # type: ignore[type-var]
+    async with aclosing(service.run(prompts, options, answers)) as events:
         async for i, event in events:
             if isinstance(event, Progress):
                 cached[i] = event.cached
@@ -94,15 +94,15 @@ async def _shown(
                 yield Delta(i * answers + event.index, event.text, event.choices, event.finish, event.tokens)
 
 
-async def _first(events: AsyncIterator[Delta]) -> Delta | None:
+async def _first(events: AsyncGenerator[Delta, None]) -> Delta | None:
     return await anext(events, None)
 
 
 async def _stream(
-    first: Delta | None, events: AsyncIterator[Delta], form: Form, answers: int, usage: Usage | None
-) -> AsyncIterator[str]:
+    first: Delta | None, events: AsyncGenerator[Delta, None], form: Form, answers: int, usage: Usage | None
+) -> AsyncGenerator[str, None]:
     """Server-sent events, to [DONE]; an error ends them with an event of its own."""
-    async with aclosing(events):  # type: ignore[type-var]
+    async with aclosing(events):
         for chunk in form.opening(answers):
             yield _event(chunk)
         try:
@@ -124,4 +124,3 @@ def _event(content: dict[str, Any]) -> str:
 
 def _id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
-

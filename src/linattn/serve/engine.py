@@ -84,6 +84,7 @@ class Engine:
 
     def _take_new(self) -> bool:
         """Waits for work; False to stop."""
+        self._report()
         with self._wake:
             while not (self._stopping or self._arrived or self._waiting or self._reading or self._answers):
                 self._wake.wait()
@@ -100,7 +101,7 @@ class Engine:
             rows += max(1, job.answers)
             self._follow(job)
             self._reading.append(job)
-        self.metrics.load(len(self._waiting), len(self._reading), len(self._answers))
+        self._report()
         begun = time.perf_counter()
         if self._reading and (not self._answers or self._share.may_read):
             self._read_piece(self._next_reader())
@@ -108,6 +109,9 @@ class Engine:
         elif self._answers:
             self._step()
             self._share.decoded(time.perf_counter() - begun)
+
+    def _report(self) -> None:
+        self.metrics.load(len(self._waiting), len(self._reading), len(self._answers))
 
     def _drop_ended(self) -> None:
         now = time.monotonic()

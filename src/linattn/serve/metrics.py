@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import deque
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,14 +17,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own = {"namespace": "linattn", "registry": self.registry}
+        own: Any = {"namespace": "linattn", "registry": self.registry}
         self._requests = Counter("requests", "HTTP requests", ["path", "status"], **own)
         self._read = Counter("prompt_tokens_read", "prompt tokens that went through the model", **own)
         self._prompt = Counter("prompt_tokens", "prompt tokens of started answers", **own)
         self._cached = Counter("prompt_tokens_cached", "prompt tokens that came from a stored state", **own)
         self._written = Counter("completion_tokens", "tokens written", **own)
         self._cancelled = Counter("cancelled", "requests whose client went away", **own)
-        self._first = Histogram("time_to_first_token_seconds", "from arrival to the first token", buckets=SECONDS, **own)
+        self._first = Histogram(
+            "time_to_first_token_seconds", "from arrival to the first token", buckets=SECONDS, **own
+        )
         self._step = Histogram("decode_step_seconds", "one token of all answers", buckets=SECONDS, **own)
         self._waiting = Gauge("requests_waiting", "requests that have not started", **own)
         self._reading = Gauge("requests_reading", "requests whose prompt is being read", **own)

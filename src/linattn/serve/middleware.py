@@ -96,7 +96,9 @@ class Observe:
             self.metrics.request(path, status)
             usage = scope.get("state", {}).get("usage")
             counts = "" if usage is None else f" prompt={usage.prompt} cached={usage.cached} written={usage.written}"
-            logger.info("%s %s %d %.0f ms%s", scope["method"], path, status, 1e3 * (time.perf_counter() - begun), counts)
+            logger.info(
+                "%s %s %d %.0f ms%s", scope["method"], path, status, 1e3 * (time.perf_counter() - begun), counts
+            )
 
 
 def is_loopback(host: str) -> bool:

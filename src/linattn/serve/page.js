@@ -220,7 +220,9 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (kind === "drop" && event.dataTransfer.files.length) read(event.dataTransfer.files[0]);
   });
 }
-if ($("key")) $("key").addEventListener("change", () => list().catch(fail));
-else list().catch(fail);
+if ($("key")) {
+  $("enter").addEventListener("submit", (event) => event.preventDefault());
+  $("key").addEventListener("change", () => list().then(() => fail(null), fail));
+} else list().catch(fail);
 refresh();
 setInterval(refresh, 1000);

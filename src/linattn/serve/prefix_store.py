@@ -1,6 +1,6 @@
 """Caches of prompts and their prefixes: in memory up to a budget, least recently used ones spilled to files or dropped.
 
-A prefix is found by a hash of its tokens, so a lookup costs one pass over the prompt. All methods may be called from any thread.
+A prefix is found by a hash of its tokens, so a lookup costs one pass over the prompt. Methods may be called from any thread.
 """
 
 import hashlib

@@ -61,7 +61,7 @@ def pad_linears(model: nn.Module) -> int:
 
 
 def check(step: Callable[[list[int]], Tensor]) -> None:
-    """Raises ValueError unless step(rows), the logits (rows, vocabulary) of some sequences, has the same bits together and alone."""
+    """Raises ValueError unless step(rows), the logits (rows, vocabulary) of sequences, has the same bits for each alone."""
     rows = list(range(5))
     together = step(rows)
     if not all(torch.equal(together[i], step([i])[0]) for i in rows):

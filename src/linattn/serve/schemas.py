@@ -55,8 +55,8 @@ class Generation(Request):
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None
     # Accepted where they change nothing.
-    presence_penalty: Literal[0, 0.0] | None = None
-    frequency_penalty: Literal[0, 0.0] | None = None
+    presence_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=0, le=0)] | None = None
     logit_bias: dict[str, Any] | None = None
 
     @field_validator("stop")
@@ -142,9 +142,8 @@ class CompletionRequest(Generation):
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        if given and isinstance(given[0], int):
-            return [[int(i) for i in given]]  # type: ignore[arg-type]
-        return list(given)  # type: ignore[arg-type]
+        tokens = [i for i in given if isinstance(i, int)]
+        return [tokens] if tokens else [text for text in given if not isinstance(text, int)]
 
 
 class StateRequest(Request):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from . import jobs
@@ -21,7 +21,6 @@ from .schedule import Schedule
 from .schemas import ChatMessage
 from .snapshots import Snapshot
 from .state_folder import StateFolder
-
 
 logger = logging.getLogger("linattn.serve")
 
@@ -54,9 +53,7 @@ class Service:
         self.folder = StateFolder(folder, model.fingerprint, model.new_cache, disk) if folder else None
         schedule = schedule or Schedule(rows=limits.max_concurrent)
         files = self.folder
-        self.store = PrefixStore(
-            memory, schedule.every, files.load if files else None, files.spill if files else None
-        )
+        self.store = PrefixStore(memory, schedule.every, files.load if files else None, files.spill if files else None)
         if files is not None:
             files.on_written = self._written
             for key, length, path in files.spilled_files():
@@ -132,7 +129,7 @@ class Service:
 
     async def run(
         self, prompts: Sequence[Prompt], options: SamplingOptions, answers: int
-    ) -> AsyncIterator[tuple[int, Event]]:
+    ) -> AsyncGenerator[tuple[int, Event], None]:
         """Runs one job for each prompt together; yields the number of the prompt with each event, to the last Finished.
 
         Closing the iterator cancels the jobs. ApiError if one of them fails.
@@ -180,5 +177,3 @@ def _failure(event: jobs.Failed) -> ApiError:
     if event.kind == "timeout":
         return ApiError(504, f"{event.message} (--timeout)", code="timeout")
     return ApiError(503 if event.kind == "stopped" else 500, event.message, code=event.kind)
-
-

@@ -1,7 +1,7 @@
 """POST, GET and DELETE /v1/states: texts that are read once and asked often."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -35,11 +35,8 @@ async def create(request: Request) -> Response:
         return StreamingResponse(_events(first, reading), media_type="text/event-stream")
 
     async def last() -> dict[str, Any]:
-        async with aclosing(reading):  # type: ignore[type-var]
-            found: dict[str, Any] = {}
-            async for found in reading:
-                pass
-            return found
+        async with aclosing(reading):
+            return [found async for found in reading][-1]
 
     return JSONResponse(await until_disconnect(request, last()), 201)
 
@@ -113,10 +110,10 @@ def _prompt(service: Service, asked: StateRequest) -> tuple[Prompt, dict[str, An
         raise ApiError(400, str(error), code="invalid_messages", param="messages") from error
 
 
-async def _read(service: Service, prompt: Prompt, about: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _read(service: Service, prompt: Prompt, about: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
     """Progress, then the state."""
     options = SamplingOptions(max_tokens=1)
-    async with aclosing(service.run([prompt], options, 0)) as events:  # type: ignore[type-var]
+    async with aclosing(service.run([prompt], options, 0)) as events:
         async for _, event in events:
             if isinstance(event, Progress):
                 read = {"read": event.read, "cached": event.cached, "tokens": len(prompt.tokens)}
@@ -126,12 +123,12 @@ async def _read(service: Service, prompt: Prompt, about: dict[str, Any]) -> Asyn
                 yield (await service.keep(event.snapshot)).public()
 
 
-async def _next(reading: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+async def _next(reading: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
     return await anext(reading)
 
 
-async def _events(first: dict[str, Any], reading: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    async with aclosing(reading):  # type: ignore[type-var]
+async def _events(first: dict[str, Any], reading: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[str, None]:
+    async with aclosing(reading):
         try:
             yield f"data: {json.dumps(first)}\n\n"
             async for found in reading:
