@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     service = Service(
         model,
         limits,
-        schedule=Schedule(piece=args.piece, every=-(-512 // args.piece) * args.piece, rows=args.max_concurrent),
+        schedule=Schedule(piece=args.piece, every=args.piece, rows=args.max_concurrent),
         memory=args.state_memory * MIB,
         folder=args.state_dir,
         disk=args.state_disk * MIB,

@@ -6,6 +6,7 @@ the states of `linattn.hf.attach` and the recurrent states of hybrid models keep
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from ..hf import StateCache
+from ..nearfar.state import NearFarState
 from ..states import State
 
 GROWTH = 1.125  # of a full buffer of keys and values
@@ -118,11 +120,24 @@ def compact(cache: Cache) -> Cache:
     new = fork(cache)
     for layer in new.layers:
         for name, x in list(layer.__dict__.items()):
-            if isinstance(x, State) or (
-                isinstance(x, Tensor) and x.untyped_storage().nbytes() > x.numel() * x.element_size()
-            ):
+            if isinstance(x, State):
+                layer.__dict__[name] = _trimmed(x).clone()
+            elif isinstance(x, Tensor) and _spare(x):
                 layer.__dict__[name] = x.clone()
     return new
+
+
+def _spare(x: Tensor) -> bool:
+    """True if a tensor is part of a larger storage."""
+    return x.untyped_storage().nbytes() > x.numel() * x.element_size()
+
+
+def _trimmed(state: State) -> State:
+    """Without near tokens that are in slots already."""
+    if not isinstance(state, NearFarState):
+        return state
+    needed = int((state.tokens - state.merged).max())
+    return replace(state, near=state.near[..., max(0, state.near.shape[-2] - needed) :, :])
 
 
 def tensors_of(layer: Any) -> Iterator[tuple[str, Tensor]]:

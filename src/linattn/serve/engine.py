@@ -42,6 +42,7 @@ class Engine:
         self._arrived: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
         self._reading: deque[Job] = deque()
+        self._newcomer_next = True
         self._answers: list[Answer] = []
         self._share = Share(schedule.decode_share)
         self._wake = threading.Condition()
@@ -150,15 +151,21 @@ class Engine:
                 job.leader, job.target = other, target
 
     def _next_reader(self) -> Job:
-        """The next job whose turn it is, to the end of the line; those that wait for another let it pass."""
-        for _ in range(len(self._reading)):
-            job = self._reading[0]
-            self._reading.rotate(-1)
+        """The job whose turn it is; it goes to the end of the line.
+
+        A job that has read nothing yet comes before one that has, but never twice in a row if one of those waits. Jobs that
+        wait for another, which reads the same, are passed over; the first in line has nobody to wait for.
+        """
+        for job in self._reading:
             leader = job.leader
-            if leader is None or leader not in self._reading or leader.position >= job.target:
+            if leader is not None and (leader not in self._reading or leader.position >= job.target):
                 job.leader = None
-                return job
-        raise RuntimeError("all readers wait for each other.")  # a leader was there before its followers
+        ready = [job for job in self._reading if job.leader is None]
+        chosen = next((job for job in ready if (job.cache is None) == self._newcomer_next), ready[0])
+        self._newcomer_next = chosen.cache is not None
+        self._reading.remove(chosen)
+        self._reading.append(chosen)
+        return chosen
 
     def _read_piece(self, job: Job) -> None:
         """Reads the next piece of a prompt."""

@@ -15,7 +15,7 @@ from .text import TextStream
 
 def read_document(model: ServedModel, text: str, on_read: Callable[[int, int], None] = lambda *_: None) -> Snapshot:
     """The state after a document, to which questions are put later. on_read: called with the tokens read, and all."""
-    tokens, piece = Prompts(model.tokenizer).document(text).tokens, Schedule().every
+    tokens, piece = Prompts(model.tokenizer).document(text).tokens, 4 * Schedule().piece
     if len(tokens) >= model.context:
         raise ValueError(f"the document has {len(tokens)} tokens; the model takes {model.context} (--context).")
     cache = model.new_cache()

@@ -233,8 +233,19 @@ class PrefixStore:
                 self._forget(entry)
 
     def _shrink(self, spare: Entry) -> None:
-        """Spills or drops the least recently used entries until the budget holds."""
-        for entry in list(self._entries.values()):
+        """Spills or drops entries until the budget holds: anchors first, then others that a longer one of their sequence
+        replaces, then the ends of sequences; of each kind the least recently used one first.
+        """
+        if self.memory <= self.budget:
+            return
+        ends: dict[int | None, int] = {}
+        for entry in self._entries.values():
+            ends[entry.chain] = max(entry.length, ends.get(entry.chain, 0))
+
+        def value(entry: Entry) -> int:
+            return 0 if entry.anchor else 1 if entry.chain is not None and entry.length < ends[entry.chain] else 2
+
+        for entry in sorted(self._entries.values(), key=value):
             if self.memory <= self.budget:
                 return
             if entry is spare or entry.cache is None or (entry.keep and entry.file is None):

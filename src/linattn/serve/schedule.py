@@ -18,7 +18,7 @@ class Schedule:
     """
 
     piece: int = 128
-    every: int = 512
+    every: int = 128
     rows: int = 64
     decode_share: float = 0.5
 
