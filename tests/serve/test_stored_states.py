@@ -172,3 +172,25 @@ def test_every_family_can_be_forked():
         for i in range(3):
             model.step([fork], [20 + i], [300 + i])
         assert torch.equal(next_logits(model, cache, 300), before), family
+
+
+def test_idle_conversations_keep_their_ends():
+    """Under a tight budget, what a longer state of the same conversation replaces is dropped first."""
+    model, conversations = served(kernel="nearfar"), 6
+    texts = [f"{i} {text_of(i, 150)}" for i in range(conversations)]
+
+    def turns(made):
+        async def run():
+            for _ in range(3):
+                for i, text in enumerate(texts):
+                    result = await run_job(made, text)
+                    texts[i] = text + result.texts[0] + f" and {i} more"
+            return [(await run_job(made, text)).cached for text in texts]
+
+        return run()
+
+    one = caches.nbytes(read(model, TOKENS)[0])
+    made = service(model, memory=(conversations + 2) * one)
+    cached = run_all(made, turns)[0]
+    assert made.store.memory <= (conversations + 3) * one
+    assert min(cached) > 150

@@ -121,7 +121,7 @@ def compact(cache: Cache) -> Cache:
     for layer in new.layers:
         for name, x in list(layer.__dict__.items()):
             if isinstance(x, State):
-                layer.__dict__[name] = _trimmed(x).clone()
+                layer.__dict__[name] = _compact_state(x)
             elif isinstance(x, Tensor) and _spare(x):
                 layer.__dict__[name] = x.clone()
     return new
@@ -132,12 +132,13 @@ def _spare(x: Tensor) -> bool:
     return x.untyped_storage().nbytes() > x.numel() * x.element_size()
 
 
-def _trimmed(state: State) -> State:
-    """Without near tokens that are in slots already."""
-    if not isinstance(state, NearFarState):
-        return state
-    needed = int((state.tokens - state.merged).max())
-    return replace(state, near=state.near[..., max(0, state.near.shape[-2] - needed) :, :])
+def _compact_state(state: State) -> State:
+    """A copy, without near tokens that are in slots already. The state itself stays packed."""
+    new = state.clone()
+    if not isinstance(new, NearFarState):
+        return new
+    spare = new.near.shape[-2] - int((new.tokens - new.merged).max())
+    return replace(new, near=new.near[..., spare:, :].clone()) if spare > 0 else new
 
 
 def tensors_of(layer: Any) -> Iterator[tuple[str, Tensor]]:

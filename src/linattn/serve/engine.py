@@ -188,6 +188,7 @@ class Engine:
         entry = self.store.find(job.tokens, longer_than=job.position, files=job.cache is None)
         if entry is not None and entry.cache is not None:
             job.cache, job.position, job.cached = caches.fork(entry.cache), entry.length, entry.length
+            self.store.adopt(entry, job.number)
         elif job.cache is None:
             job.cache = self.model.new_cache()
         if job.position == 0 or job.position < len(job.tokens):

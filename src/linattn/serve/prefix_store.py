@@ -161,6 +161,17 @@ class PrefixStore:
             self._shrink(spare=entry)
             return entry
 
+    def adopt(self, entry: Entry, chain: int) -> None:
+        """Another sequence continues from an entry. If nothing longer of its own sequence is stored, that one goes on in it.
+
+        A conversation of many requests is one chain this way, and only its end is worth keeping for long.
+        """
+        with self._lock:
+            own = [e for e in self._entries.values() if e.chain is not None and e.chain == entry.chain]
+            if own and max(e.length for e in own) == entry.length:
+                for other in own:
+                    other.chain = chain
+
     def register(self, key: bytes, length: int, file: Path, *, keep: bool) -> Entry:
         """Makes a file of an earlier run known."""
         with self._lock:
