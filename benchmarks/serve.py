@@ -176,11 +176,11 @@ def conversations(args: argparse.Namespace) -> Iterator[Row]:
         budget = 16 * count if kernel == "nearfar" else 64 * 1024  # MiB
         with serving(args, kernel, "--state-memory", str(budget)) as server:
             base = server.status()["resident_bytes"]
-            text = document(server, length)
+            state = server.http.post("/v1/states", json={"text": document(server, length)}).json()
             histories = []
             for i in range(wanted):
-                messages = [{"role": "user", "content": f"{text}\n\n{i}. question: what is the {i}. word?"}]
-                answer = _chat(server, messages, 4)
+                messages = [{"role": "user", "content": f"{i}. question: what is the {i}. word?"}]
+                answer = _chat(server, state["id"], messages, 4)
                 histories.append([*messages, answer["choices"][0]["message"]])
                 print(f"    {kernel}: conversation {i + 1} of {wanted}", end="\r", flush=True)
             held, tokens = server.status()["resident_bytes"], answer["usage"]["total_tokens"]
@@ -196,13 +196,13 @@ def conversations(args: argparse.Namespace) -> Iterator[Row]:
             found = []
             for i in sorted({0, 1, wanted // 3, wanted // 2, wanted - 1}):
                 more = [*histories[i], {"role": "user", "content": "Go on."}]
-                details = _chat(server, more, 1)["usage"]["prompt_tokens_details"]
-                found.append(details["cached_tokens"] >= length)
+                details = _chat(server, state["id"], more, 1)["usage"]["prompt_tokens_details"]
+                found.append(details["cached_tokens"] > state["tokens"] + 8)
             yield Row(f"{name}: of {len(found)} that are continued, start from their state", sum(found), "", len(found))
 
 
-def _chat(server: Server, messages: list[dict[str, str]], tokens: int) -> Any:
-    body = {"messages": messages, "max_tokens": tokens, "temperature": 0}
+def _chat(server: Server, state: str, messages: list[dict[str, str]], tokens: int) -> Any:
+    body = {"state": state, "messages": messages, "max_tokens": tokens, "temperature": 0}
     response = server.http.post("/v1/chat/completions", json=body)
     response.raise_for_status()
     return response.json()

@@ -10,6 +10,7 @@ from .models import read_text
 
 EXAMPLES = """examples:
   linattn read book.txt --model smollm2 --kernel nearfar --save book.state
+  linattn read notes.md --model ./model-folder
   linattn ask book.state "Who is the main character?"
 """
 

@@ -12,6 +12,7 @@ from .model_options import add_model_options, load_served
 MIB = 2**20
 EXAMPLES = """examples:
   linattn serve --model smollm2 --kernel nearfar --state-dir states
+  linattn serve --model ./model-folder --api-key "$KEY" --host 0.0.0.0 --max-tokens 512
   curl localhost:8080/v1/chat/completions -H 'Content-Type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl localhost:8080/v1/states -H 'Content-Type: text/plain' --data-binary @book.txt      # read once; then "state": id

@@ -269,11 +269,17 @@ class Engine:
         self._answers = [answer for answer in self._answers if not answer.finished]
         running = {id(answer.job) for answer in self._answers}
         for answer in ended:
-            if not self.reproducible:
+            if not self.reproducible and self._comes_back(answer):
                 self.store.put(answer.tokens[:-1], caches.compact(answer.cache), chain=answer.chain)
             if id(answer.job) not in running:
                 running.add(id(answer.job))
                 _send(answer.job, Finished())
+
+    def _comes_back(self, answer: Answer) -> bool:
+        """True if the text of an answer gives its tokens again, so that a client who sends it back can start from here."""
+        written = answer.tokens[len(answer.job.tokens) : -1]
+        text = self.model.tokenizer.decode(written, clean_up_tokenization_spaces=False)
+        return list(self.model.tokenizer(text, add_special_tokens=False).input_ids) == written
 
 
 def _send(job: Job, event: Event) -> None:
