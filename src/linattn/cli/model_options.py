@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .._commandline import require, whole
-from .models import HELP, check_model, quiet_transformers
+from .models import HELP, check_model, load_model
 from .names import KERNELS
 
 
@@ -35,9 +35,9 @@ def load_choice(choice: Any, context: int | None, threads: int | None, **options
     """The ServedModel of a ModelChoice."""
     import torch
 
-    from ..serve.model import load
+    from ..serve.model import prepare
 
     if threads:
         torch.set_num_threads(threads)
-    with quiet_transformers(choice.model):
-        return load(choice, context=context, **options)
+    model, tokenizer = load_model(choice.model)
+    return prepare(model, tokenizer, choice, context=context, **options)

@@ -1,8 +1,6 @@
 """Loading pretrained models for commands; failures are one-sentence errors."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,10 @@ def check_model(name: str) -> None:
         raise ValueError(f"there is no model {name!r}{hint}.")
 
 
-@contextmanager
-def quiet_transformers(name: str) -> Iterator[None]:
-    """Fetches a named model and lets transformers load it quietly; whatever a damaged file raises is a ValueError."""
+def load_model(name: str) -> tuple[Any, Any]:
+    """A model in float32 and its tokenizer; ValueError if the files are not those of a model."""
+    check_model(name)
+    require("transformers", "safetensors", "tqdm", requirement="'linattn[hf]'")
     from transformers.utils import logging
 
     from ..hf import weights
@@ -32,20 +31,10 @@ def quiet_transformers(name: str) -> Iterator[None]:
     if name in MODELS:
         weights.fetch(name)  # a download that fails says why
     try:
-        yield
+        return weights.load(name)
     except Exception as error:  # whatever a damaged file makes of transformers, gguf, safetensors and tokenizers
         said = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} cannot be read as a model: {said or type(error).__name__}") from error
-
-
-def load_model(name: str) -> tuple[Any, Any]:
-    """A model in float32 and its tokenizer; ValueError if the files are not those of a model."""
-    check_model(name)
-    require("transformers", "safetensors", "tqdm", requirement="'linattn[hf]'")
-    from ..hf import weights
-
-    with quiet_transformers(name):
-        return weights.load(name)
 
 
 def read_text(path: str) -> str:

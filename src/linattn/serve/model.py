@@ -115,16 +115,21 @@ class ServedModel:
         return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
-def load(choice: ModelChoice, *, context: int | None = None, reproducible_rows: bool = False) -> ServedModel:
-    """Loads the model and attaches the kernel."""
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    choice: ModelChoice,
+    *,
+    context: int | None = None,
+    reproducible_rows: bool = False,
+) -> ServedModel:
+    """A loaded model with the kernel of the choice attached."""
     from .. import hf
-    from ..hf import weights
     from ..nearfar import NearFar
 
     found = hf.Calibration.load(choice.calibration) if choice.calibration else None
     if found is not None and choice.kernel != "nearfar":
-        raise ValueError(f"a calibration is for kernel nearfar, not for {choice.kernel}.")
-    model, tokenizer = weights.load(choice.model)
+        raise ValueError(f"a calibration is for --kernel nearfar, not for {choice.kernel}.")
     model.to(getattr(torch, choice.dtype))
     if choice.kernel == "nearfar":
         hf.attach(model, found.kernels() if found else NearFar(choice.window, choice.slots))

@@ -48,7 +48,7 @@ class Service:
         log_text: bool = False,
     ):
         self.model, self.limits, self.metrics, self.log_text = model, limits, Metrics(), log_text
-        self.name = Path(model.choice.model).stem
+        self.name = Path(model.choice.model).name.removesuffix(".gguf")
         self.prompts = Prompts(model.tokenizer)
         self.folder = StateFolder(folder, model.fingerprint, model.new_cache, disk) if folder else None
         schedule = schedule or Schedule(rows=limits.max_concurrent)

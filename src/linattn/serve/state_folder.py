@@ -26,7 +26,9 @@ class StateFolder:
 
     Args:
         budget: bytes of spilled prefixes.
-        on_written: called with an entry whose cache was written to a file, or None if that failed.
+
+    Attributes:
+        on_written: called with an entry and the file that its cache was written to, or None if that failed.
     """
 
     def __init__(self, folder: Path, fingerprint: str, new_cache: Callable[[], Cache], budget: int):
@@ -80,7 +82,7 @@ class StateFolder:
 
     def spill(self, entry: Entry) -> bool:
         """Takes the cache of an entry to write it; False if too many are waiting already."""
-        if entry.cache is None:
+        if entry.cache is None or len(entry.tokens) != entry.length:  # its tokens are in a file that was deleted
             return False
         with self._lock:
             if len(self._pending) >= MOST_PENDING:

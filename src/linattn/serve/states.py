@@ -1,5 +1,6 @@
 """POST, GET and DELETE /v1/states: texts that are read once and asked often."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,7 +24,7 @@ async def create(request: Request) -> Response:
     """Reads a text, a file or messages, and keeps the state. With stream=true, progress comes as server-sent events."""
     service: Service = request.app.state.service
     asked = await _read_request(request)
-    prompt, about = _prompt(service, asked)
+    prompt, about = await asyncio.to_thread(_prompt, service, asked)
     if not prompt.tokens:
         raise ApiError(400, "there is nothing to read.", code="empty_prompt", param="text")
     if len(prompt.tokens) >= service.limits.context:
