@@ -117,6 +117,8 @@ def served(family="llama", kernel="softmax", dtype=torch.float64, **options):
         from linattn import NearFar
 
         hf.attach(model, NearFar(**KERNEL))
+    elif kernel == "attached":
+        hf.attach(model)
     return ServedModel(model, tokenizer(), ModelChoice("tiny", kernel), **options)
 
 

@@ -19,8 +19,11 @@ MODELS = [
     ("qwen3_next", "softmax"),
     ("mamba2", "softmax"),
     ("falcon_h1", "softmax"),
+    ("qwen3_next", "attached"),
+    ("mamba2", "attached"),
+    ("falcon_h1", "nearfar"),
 ]
-TEXTS = [text_of(0, 150), text_of(1, 7), text_of(2, 64), text_of(3, 97)]
+TEXTS = [text_of(0, 120), text_of(1, 7), text_of(2, 64)]
 
 
 @pytest.mark.parametrize(("family", "kernel"), MODELS)
@@ -40,7 +43,7 @@ def test_answers_together_are_the_answers_alone(family, kernel):
             rtol=1e-4,  # the recurrent layers of transformers compute in float32 whatever the model is
             atol=1e-4,
         )
-    assert len({token for found in together for token, _ in found.scores[0]}) > 4
+    assert len({token for found in together for token, _ in found.scores[0]}) > 2
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "nearfar"])

@@ -77,7 +77,7 @@ def check(response):
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PATHS), BODIES | NEARLY)
 def test_any_json(running, path, body):
     content = json.dumps(body)

@@ -42,7 +42,7 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     assert counts[expected == 0].sum() == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=3), max_size=3))
 def test_text_comes_in_whole_characters_up_to_a_stop(text, stops):
     stops = [stop for stop in stops if "\ufffd" not in stop]

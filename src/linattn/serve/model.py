@@ -125,6 +125,7 @@ def prepare(
 ) -> ServedModel:
     """A loaded model with the kernel of the choice attached."""
     from .. import hf
+    from ..hf.hybrids.layers import linear_layers
     from ..nearfar import NearFar
 
     found = hf.Calibration.load(choice.calibration) if choice.calibration else None
@@ -135,6 +136,8 @@ def prepare(
         hf.attach(model, found.kernels() if found else NearFar(choice.window, choice.slots))
     elif choice.kernel != "softmax":
         hf.attach(model, choice.kernel)  # type: ignore[arg-type]
+    elif linear_layers(model):
+        hf.attach(model)  # linear layers go to the engine; softmax layers keep their own attention
     return ServedModel(model, tokenizer, choice, context=context, reproducible_rows=reproducible_rows)
 
 
