@@ -73,6 +73,7 @@ def modules():
         if not found.name.startswith(
             (
                 "linattn.hf",
+                "linattn.serve",
                 "linattn.measure.plots",
                 "linattn.measure.comparison_page",
                 "linattn.__main__",

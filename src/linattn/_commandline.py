@@ -14,6 +14,7 @@ from pathlib import Path
 REQUIREMENTS = {
     **dict.fromkeys(("accelerate", "gguf", "transformers", "tokenizers", "platformdirs"), "'linattn[hf]'"),
     **dict.fromkeys(("matplotlib", "jinja2"), "'linattn[pages]'"),
+    **dict.fromkeys(("starlette", "uvicorn", "pydantic", "prometheus_client", "python_multipart"), "'linattn[serve]'"),
     "shtab": "'linattn[completion]'",
 }
 LARGEST = 2**31 - 1  # of any count; more overflows somewhere below

@@ -39,6 +39,19 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     return tensors, metadata
 
 
+def read_header(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata alone; errors as `read_tensors` has them."""
+    name = os.fspath(path)
+    with open(path, "rb"):
+        pass
+    try:
+        with safe_open(name, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name} is not a whole safetensors file: {reason}") from error
+
+
 def _own(x: Tensor) -> Tensor:
     """A copy in its own memory: safetensors maps the file, which another process may truncate."""
     return x.view(torch.uint8) != 0 if x.dtype == torch.bool else x.clone()

@@ -29,6 +29,9 @@ COMMANDS = {
     ),
     "fidelity": Command("compare a pretrained model with replaced attention to the original", "linattn.cli.fidelity"),
     "generate": Command("continue a long prompt with a bounded cache", "linattn.cli.generate"),
+    "serve": Command("serve a model over HTTP, with OpenAI's protocol and stored states", "linattn.cli.serve"),
+    "read": Command("read a document once and save the state after it", "linattn.cli.read"),
+    "ask": Command("ask about a document that was read", "linattn.cli.ask"),
     "lab": Command("the companion systems", distribution="linattn-lab"),
     "completion": Command("print a script that completes commands and options in your shell", "linattn.cli.completion"),
 }
@@ -36,4 +39,5 @@ EXAMPLES = """examples:
   linattn info                                     # what this installation can use
   linattn compare --html report.html               # kernels next to softmax, on this machine, in about a minute
   linattn generate --model smollm2 --prompt-file README.md
+  linattn serve --model smollm2 --kernel nearfar   # a local server; documents are read once
   linattn COMMAND --help                           # options and examples of one command"""

@@ -1,0 +1,100 @@
+"""Whatever a body holds, the answer is a status and an error in OpenAI's form, and the server goes on."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linattn.serve.app import create_app
+from linattn.serve.limits import Limits
+from serve_support import served, service
+
+FIELDS = ["model", "messages", "prompt", "text", "n", "stop", "stream", "state", "max_tokens", "temperature", "top_p"]
+FIELDS += ["seed", "logprobs", "top_logprobs", "stream_options", "format", "name", "user", "nonsense"]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["tiny", "user", "chat", 0, 1, 2]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
+NEARLY = st.fixed_dictionaries(
+    {"messages": st.just([{"role": "user", "content": "x"}]), "max_tokens": st.just(1)},
+    optional={name: VALUES for name in FIELDS if name not in ("messages", "max_tokens")},
+)
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/states"]
+
+
+class Running:
+    """The application in an event loop of its own, called without a socket."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        limits = Limits(max_tokens=4, max_concurrent=8, max_body=4096, context=200)
+        self.service = service(served(), limits=limits, rows=8)
+        self.service.start()
+        app = create_app(self.service)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    def post(self, path, **options):
+        return asyncio.run_coroutine_threadsafe(self.client.post(path, **options), self.loop).result(60)
+
+    def close(self):
+        asyncio.run_coroutine_threadsafe(self.client.aclose(), self.loop).result(60)
+        self.service.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def running():
+    made = Running()
+    yield made
+    made.close()
+
+
+def check(response):
+    assert response.status_code in (200, 201, 400, 404, 409, 413, 415)
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(PATHS), BODIES | NEARLY)
+def test_any_json(running, path, body):
+    content = json.dumps(body)
+    check(running.post(path, content=content, headers={"Content-Type": "application/json"}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(PATHS),
+    st.binary(max_size=60) | st.sampled_from([b"[" * 3000, b'{"a":' * 600, b"\xff\xfe", b"null", b'"x"', b"1e999"]),
+    st.sampled_from(["application/json", "text/plain", "multipart/form-data", "multipart/form-data; boundary=x", ""]),
+)
+def test_any_bytes(running, path, body, kind):
+    check(running.post(path, content=body, headers={"Content-Type": kind}))
+
+
+def test_it_still_answers(running):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    assert running.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 3
+    assert running.service.engine.load == 0

@@ -1,0 +1,92 @@
+"""Tokens are drawn and shown as a readable twin does it."""
+
+import pytest
+
+pytest.importorskip("starlette")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linattn.serve.prompts import PromptError, Prompts
+from linattn.serve.sampling import Sampler, SamplingOptions
+from linattn.serve.text import TextStream
+from serve_support import tokenizer
+
+TOKENIZER = tokenizer()
+
+
+def test_the_likeliest_token_and_log_probabilities():
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    found = Sampler(SamplingOptions(1, temperature=0, top_logprobs=3)).choose(logits)
+    assert found.token == int(logits.argmax())
+    assert found.logprob == pytest.approx(float(logits.log_softmax(-1)[found.token]))
+    assert [token for token, _ in found.top] == logits.topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.5, 0.7), (1.0, 0.01)])
+def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+    weights = (logits / temperature).softmax(-1).tolist()
+    order = sorted(range(6), key=lambda i: -weights[i])
+    kept, total = [], 0.0
+    for i in order:
+        kept.append(i)
+        total += weights[i]
+        if total >= top_p:
+            break
+    expected = torch.tensor([weights[i] / total if i in kept else 0.0 for i in range(6)])
+    sampler = Sampler(SamplingOptions(1, temperature=temperature, top_p=top_p, seed=0))
+    counts = torch.bincount(torch.tensor([sampler.choose(logits).token for _ in range(4000)]), minlength=6)
+    assert (counts / 4000 - expected).abs().max() < 0.03
+    assert counts[expected == 0].sum() == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=3), max_size=3))
+def test_text_comes_in_whole_characters_up_to_a_stop(text, stops):
+    stops = [stop for stop in stops if "\ufffd" not in stop]
+    ids = TOKENIZER(text, add_special_tokens=False).input_ids
+    whole = TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    stream = TextStream(TOKENIZER, tuple(stops))
+    shown = []
+    for token in ids:
+        shown.append(stream.push(token))
+        if stream.stopped:
+            break
+    else:
+        shown.append(stream.flush())
+    ends = [whole.find(stop) for stop in stops if stop in whole]
+    if "\ufffd" not in whole:
+        # Of two stops, the one that is complete first ends the text; what is shown never goes beyond the earliest.
+        assert "".join(shown) == (whole[: _first_complete(whole, stops)] if ends else whole)
+
+
+def _first_complete(text, stops):
+    end = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+    return min(text.find(stop) for stop in stops if stop in text[:end])
+
+
+def test_a_conversation_behind_a_state_has_the_tokens_of_the_whole_one():
+    prompts = Prompts(TOKENIZER)
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+    more = [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go on"}]
+    whole = prompts.chat([system, user, *more])
+    before = prompts.read_messages([system, user])
+    assert [*before.tokens, *prompts.continue_messages([system, user], more).tokens] == whole.tokens
+    for boundary in whole.boundaries:
+        assert TOKENIZER.decode(whole.tokens[:boundary]).endswith("<|end|>\n")
+    assert len(whole.boundaries) == 4
+    document = prompts.document("A long text.")
+    tail = prompts.continue_document([{"role": "user", "content": "What?"}, *more])
+    expected = prompts.chat([{"role": "user", "content": "A long text.\n\nWhat?"}, *more])
+    assert [*document.tokens, *tail.tokens] == expected.tokens
+    with pytest.raises(PromptError, match="must be the user's question"):
+        prompts.continue_document([system])
+
+
+def test_models_without_a_template_get_a_plain_one():
+    plain = tokenizer()
+    plain.chat_template = None
+    found = Prompts(plain).chat([{"role": "user", "content": "Hi"}])
+    assert plain.decode(found.tokens) == "User: Hi\nAssistant:"
