@@ -13,10 +13,6 @@ EXAMPLES = """examples:
   linattn explore --save page.html                         one file that works offline
   linattn explore --save page.html --model smollm2 --layers 5 17 --text-file README.md --length 256
 """
-DEFAULT_TEXT = (
-    "The cat sat on the mat and looked at the moon. The moon looked back at the cat on the mat, and the cat said: I am the "
-    "cat who sat on the mat. The moon said nothing, for the moon is far and the cat is near."
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--layers, --text and --text-file go with --model: name a model.")
     if args.times and not args.save:
         raise ValueError("--times goes with --save; the served page measures at the press of a button.")
-    text = DEFAULT_TEXT if args.text is None and args.text_file is None else args.text
+    from ..explore.page import explorer_page, sample_heads
+
+    text = sample_heads()["text"] if args.text is None else args.text
     if args.text_file is not None:
         text = read_text(args.text_file)
-    from ..explore.page import explorer_page
 
     reader = _Reader(args.model, args.length) if args.model else None
     heads = reader.heads(text, args.layers) if reader else None

@@ -7,12 +7,14 @@ from typing import Any
 from ..pages import render_page
 
 HERE = Path(__file__).parent
+PAGES = HERE.parent / "pages"
 SAMPLE = HERE / "sample_heads.json"
 
 
 def modules() -> dict[str, str]:
     """File name -> text of the page's JavaScript modules."""
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted((HERE / "js").glob("*.js"))}
+    files = [*sorted((HERE / "js").glob("*.js")), PAGES / "chart.js"]
+    return {path.name: path.read_text(encoding="utf-8") for path in files}
 
 
 def sample_heads() -> dict[str, Any]:

@@ -73,16 +73,16 @@ function* featureRows({ q, k, n, dim }, settings, emit) {
     if (made) {
       const [queries, keys] = made;
       let top = -Infinity;
-      for (let j = 0; j < seen; j++) top = Math.max(top, keys.logWeight[j] + decay * j);
+      for (let j = 0; j < seen; j++) top = Math.max(top, keys.logWeight[j] - decay * j);
       for (let j = 0; j < seen; j++) {
-        const weight = Math.exp(keys.logWeight[j] + decay * j - top);
+        const weight = Math.exp(keys.logWeight[j] - decay * j - top);
         row[j] = dot(queries.features, i, keys.features, j, queries.count) * weight;
       }
     } else {
       for (let j = 0; j < seen; j++) {
         const s = dot(q, i, k, j, dim);
         const sim = kernel === "taylor" ? 1 + s * scale + (s * scale) ** 2 / 2 : (s + 1) ** 2;
-        row[j] = sim * Math.exp(decay * (j - seen + 1));
+        row[j] = sim * Math.exp(decay * (i - j));
       }
     }
     let total = 0;

@@ -11,6 +11,7 @@ export class Generator {
     }
     this.state = state;
     this.next = 624;
+    this.kept = null; // the second number of a pair, for the next call that draws few
   }
 
   /** 32 random bits. */
@@ -41,16 +42,15 @@ export class Generator {
   normal(n) {
     const out = new Float64Array(n);
     if (n < 16) {
-      let kept = null; // torch keeps the second number of a pair; every call here starts with a new pair
       for (let i = 0; i < n; i++) {
-        if (kept !== null) {
-          out[i] = kept;
-          kept = null;
+        if (this.kept !== null) {
+          out[i] = this.kept;
+          this.kept = null;
           continue;
         }
         const angle = 2 * Math.PI * this.uniform();
         const radius = Math.sqrt(-2 * Math.log1p(-this.uniform()));
-        kept = radius * Math.sin(angle);
+        this.kept = radius * Math.sin(angle);
         out[i] = radius * Math.cos(angle);
       }
       return out;
