@@ -38,7 +38,7 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml $(SOURCES)
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp lab/pyproject.toml
-	$(PIP) --no-build-isolation -e '.[pages,hf,dev]'
+	$(PIP) --no-build-isolation -e '.[pages,hf,notebooks,dev]'
 	$(PIP) -e lab
 	@touch $@
 

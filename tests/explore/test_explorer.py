@@ -40,7 +40,14 @@ LINKS = [
     "source=gaussian&n=9&dim=1&kernel=positive&features=4",
     "source=gaussian&n=5&dim=3&kernel=trig&features=2",
 ]
-HANDMADE = [("unique", "ABBC"), ("identity", "CAB"), ("reverse", "AABBC"), ("first", "BCA"), ("previous", "ABCA"), ("histogram", "ABB")]
+HANDMADE = [
+    ("unique", "ABBC"),
+    ("identity", "CAB"),
+    ("reverse", "AABBC"),
+    ("first", "BCA"),
+    ("previous", "ABCA"),
+    ("histogram", "ABB"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +188,9 @@ def test_sums_are_the_librarys(explorer):
     q, k, v, n = (run[x][:, :31] if x != "n" else 31 for x in ("q", "k", "v", "n"))
     phi = run["kernel"].key_features(k)[0] * (-0.1 * torch.arange(n - 1, -1, -1)).exp().unsqueeze(-1)
     scale = np.exp(found["level"])
-    assert torch.allclose(torch.tensor(found["S"], dtype=torch.float64).reshape(40, 16) * scale, phi.T @ v[0], rtol=1e-6)
+    assert torch.allclose(
+        torch.tensor(found["S"], dtype=torch.float64).reshape(40, 16) * scale, phi.T @ v[0], rtol=1e-6
+    )
     assert torch.allclose(torch.tensor(found["Z"], dtype=torch.float64) * scale, phi.sum(0), rtol=1e-6)
     out = linattn.attention(q, k, v, kernel=run["kernel"], is_causal=True, log_decay=run["forget"][:, :31])
     assert torch.allclose(torch.tensor(found["out"], dtype=torch.float64), out[0, -1], atol=1e-6)
@@ -195,10 +204,17 @@ def test_the_delta_rules_state_is_the_librarys(explorer):
     options = {"beta": run["beta"][:, :31], "log_decay": torch.full((1, 31), -0.1, dtype=q.dtype), "normalize_qk": True}
     out = linattn.delta_rule(q, k, v, **options)
     assert torch.allclose(torch.tensor(found["out"], dtype=torch.float64), out[0, -1], atol=1e-9)
-    read = linattn.delta_rule(torch.eye(16, dtype=q.dtype)[None], k[:, -16:], v[:, -16:], beta=options["beta"][:, -16:] * 0, scale=1.0)
+    read = linattn.delta_rule(
+        torch.eye(16, dtype=q.dtype)[None], k[:, -16:], v[:, -16:], beta=options["beta"][:, -16:] * 0, scale=1.0
+    )
     assert torch.equal(read, torch.zeros_like(read))  # beta = 0 writes nothing: S below is all of the state
     _, state = linattn.delta_rule(q, k, v, **options, return_state=True)
-    rows = [linattn.delta_rule(e[None, None], k[:, :1], v[:, :1], beta=options["beta"][:, :1] * 0, scale=1.0, state=state.clone()) for e in torch.eye(16, dtype=q.dtype)]
+    rows = [
+        linattn.delta_rule(
+            e[None, None], k[:, :1], v[:, :1], beta=options["beta"][:, :1] * 0, scale=1.0, state=state.clone()
+        )
+        for e in torch.eye(16, dtype=q.dtype)
+    ]
     S = torch.cat(rows, 1)[0]
     assert torch.allclose(torch.tensor(found["S"], dtype=torch.float64).reshape(16, 16), S, atol=1e-9)
 
@@ -286,13 +302,17 @@ def test_the_link_brings_the_same_page_back(explorer, browser, saved):
         assert torch.equal(again["implied"], found["implied"])
         assert page.evaluate("linattn.row") == 9
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        page.goto(f"{saved.as_uri()}#kernel=nonsense&n=1e99&features=-3&dim=x&text=%F0%9F%98%80%3C/script%3E&source=letters")
+        page.goto(
+            f"{saved.as_uri()}#kernel=nonsense&n=1e99&features=-3&dim=x&text=%F0%9F%98%80%3C/script%3E&source=letters"
+        )
         page.reload()
         wait(page)
         assert page.evaluate("linattn.settings.kernel") == "positive"
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), [("light", 1280, "light"), ("dark", 1280, "dark"), ("phone", 390, "light")])
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), [("light", 1280, "light"), ("dark", 1280, "dark"), ("phone", 390, "light")]
+)
 def test_it_fits_and_opens_quickly(browser, saved, name, width, scheme):
     """No sideways scrolling, both themes, and a screenshot to look at."""
     assert saved.stat().st_size < 3e6

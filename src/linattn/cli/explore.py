@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--model", help=f"show its heads: {HELP}")
     parser.add_argument(
-        "--layers", type=whole(0), nargs="+", metavar="N", help="layers to save, or to start with (default: the middle one)"
+        "--layers",
+        type=whole(0),
+        nargs="+",
+        metavar="N",
+        help="layers to save, or to start with (default: the middle one)",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--text", metavar="TEXT", help="what the model reads first (default: a short story)")

@@ -32,6 +32,8 @@ def make_server(page: str, answers: dict[str, Answer], port: int) -> ThreadingHT
                 return
             if self.path.partition("?")[0] == "/":
                 self._send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
+            elif self.path == "/favicon.ico":  # every browser asks for one
+                self._send(HTTPStatus.NO_CONTENT, b"", "image/x-icon")
             else:
                 self._send_json(HTTPStatus.NOT_FOUND, {"error": f"there is no {self.path[:80]}."})
 

@@ -29,7 +29,9 @@ def kernel_of(settings: Mapping[str, Any], dim: int) -> Kernel | None:
             warnings.simplefilter("ignore", UserWarning)  # the raw form says that it is for study, as the page does
             return Trig(dim, features, normalize=name == "trig", seed=seed)
     if name == "nearfar":
-        sizes = {key: _number(settings, key, 16, 1 if key == "block" else 0) for key in ("window", "slots", "sinks", "block")}
+        sizes = {
+            key: _number(settings, key, 16, 1 if key == "block" else 0) for key in ("window", "slots", "sinks", "block")
+        }
         return NearFar(**sizes)
     made: dict[str, type[Kernel]] = {"elu": Elu, "relu": Relu, "polynomial": Polynomial, "taylor": Taylor}
     if name in made:
@@ -72,6 +74,10 @@ def _best(call: Any, seconds: float) -> float:
 
 def _number(settings: Mapping[str, Any], name: str, default: int, least: int = 1) -> int:
     value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (2**32 - 1 if name == "seed" else LARGEST):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not least <= value <= (2**32 - 1 if name == "seed" else LARGEST)
+    ):
         raise ValueError(f"{name} must be a whole number from {least} to {LARGEST}, got {value!r}.")
     return value

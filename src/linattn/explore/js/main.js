@@ -228,7 +228,7 @@ function drawRowView() {
   }
   $("row-note").textContent =
     `Query ${row + 1} ${name(row)} looks most at key ${best + 1} ${name(best)}: ${short(result.exact[row * n + best])} by softmax (bars), ` +
-    `${short(result.implied[row * n + best])} by the kernel (line). The rows differ by ${short(l1)} of at most 2; the output by ${short(result.rowErrors[row])} of its length.`;
+    `${short(result.implied[row * n + best])} by the kernel (line). The rows differ by ${short(l1)} in all (2 at most between averages), the output by ${short(result.rowErrors[row])} of its length.`;
 }
 
 function drawTokens() {

@@ -43,7 +43,8 @@ export class Maps {
     const upper = (values) => values.sort()[Math.floor(0.75 * (n - 1))];
     const top = upper(peaks);
     this.top = top;
-    this.gap = Math.max(1e-30, Math.min(upper(gaps), top)); // one wild row must not blind the rest
+    const widest = gaps.reduce((a, b) => Math.max(a, b), 0);
+    this.gap = Math.max(1e-30, Math.min(Math.max(upper(gaps), widest / 4), top)); // a wild row must not blind the rest
     this.version++;
     this.paintOne("exact", exact, top);
     this.paintOne("implied", implied, top);
@@ -82,7 +83,9 @@ export class Maps {
 
   /** Pixels left of and above the map for labels. */
   margin(width) {
-    return this.view.size * this.n <= LABELS_UP_TO && width > 130 ? Math.min(58, width * 0.2) : 0;
+    if (this.view.size * this.n > LABELS_UP_TO || width < 130) return 0;
+    const longest = this.tokens.reduce((most, token) => Math.max(most, token.trim().length), 1);
+    return Math.min(12 + 7 * Math.min(longest, 7), width * 0.2);
   }
 
   drawOne(name) {

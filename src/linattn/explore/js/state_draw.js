@@ -117,7 +117,7 @@ export function drawSlots(canvas, { data, token, seen, chosen }) {
   context.textAlign = "left";
   context.font = "12px system-ui, sans-serif";
   context.fillStyle = colours.faint;
-  context.fillText("plain: exact (s: sink) · number: its slot · outline: just merged", 2, 12);
+  context.fillText("plain: exact · s: sink · number: slot · outline: merged now", 2, 12);
   const base = height - 18;
   const top = Math.max(1e-9, ...slots);
   const step = Math.min(40, area.width / Math.max(1, slots.length));
