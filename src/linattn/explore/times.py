@@ -74,10 +74,7 @@ def _best(call: Any, seconds: float) -> float:
 
 def _number(settings: Mapping[str, Any], name: str, default: int, least: int = 1) -> int:
     value = settings.get(name, default)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not least <= value <= (2**32 - 1 if name == "seed" else LARGEST)
-    ):
-        raise ValueError(f"{name} must be a whole number from {least} to {LARGEST}, got {value!r}.")
+    most = 2**32 - 1 if name == "seed" else LARGEST
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}.")
     return value
