@@ -1,6 +1,8 @@
 // Line charts in SVG for every page: values under the pointer, series to hide, logarithmic or linear axes.
 
-const SVG = "http://www.w3.org/2000/svg";
+const holder = document.createElement("div");
+holder.innerHTML = "<svg></svg>";
+const SVG = holder.firstChild.namespaceURI;
 // Okabe and Ito's colours, told apart with any colour vision; dashes and marks repeat the distinction.
 export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f"];
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "1 4", "12 4", "5 2 1 2", "3 6"];
@@ -146,7 +148,9 @@ export function lineChart(element, options) {
     svg.replaceChildren();
     const rules = current.rules || [];
     const xs = extent(series.flatMap((s) => s.points.map((p) => p[0])), log.x);
-    const ys = extent([...series.flatMap((s) => s.points.map((p) => p[1])), ...rules.flatMap((r) => r.y ?? [])], log.y);
+    const zero = series.some((s) => s.bars) && !log.y ? [0] : [];
+    const ys = extent([...zero, ...series.flatMap((s) => s.points.map((p) => p[1])), ...rules.flatMap((r) => r.y ?? [])], log.y);
+    if (series.some((s) => s.bars) && !log.x) [xs[0], xs[1]] = [xs[0] - 0.04 * (xs[1] - xs[0]), xs[1] + 0.04 * (xs[1] - xs[0])];
     const box = { left: 52, right: width - 20, top: 10, bottom: height - 38 };
     const place = (range, isLog, from, to) => (value) => {
       const f = isLog ? Math.log : (v) => v;
@@ -189,10 +193,26 @@ export function lineChart(element, options) {
   }
 
   function drawSeries(one, px, py, ys) {
+    if (one.bars) return drawBars(one, px, py, ys);
     const shown = one.points.filter(([x, y]) => (!log.x || x > 0) && (!log.y || y > 0) && y >= ys[0] * (log.y ? 0.99 : 1) - 1e-12);
     const path = shown.map(([x, y], i) => `${i ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
-    make("path", { d: path, fill: "none", stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, svg);
+    if (one.line !== false) make("path", { d: path, fill: "none", stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, svg);
     if (one.marks !== false && shown.length < 60) for (const [x, y] of shown) mark(one.mark, px(x), py(y), 3, one.colour, svg);
+    return undefined;
+  }
+
+  function drawBars(one, px, py, ys) {
+    const places = one.points.map((p) => px(p[0])).sort((a, b) => a - b);
+    const gaps = places.slice(1).map((x, i) => x - places[i]);
+    const barred = current.series.filter((s) => s.bars).length;
+    const wide = Math.min(48, 0.8 * (gaps.length ? Math.min(...gaps) : 40)) / barred;
+    const base = py(log.y ? ys[0] : Math.max(ys[0], 0));
+    for (const [x, y] of one.points) {
+      if (log.y && y <= 0) continue;
+      const top = py(y);
+      const frame = { x: px(x) - wide / 2, y: Math.min(top, base), width: wide, height: Math.abs(base - top) };
+      make("rect", { ...frame, fill: one.colour, "fill-opacity": 0.75, stroke: one.colour }, svg);
+    }
   }
 
   function watch(series, px, py, box) {
@@ -264,9 +284,14 @@ export function lineChart(element, options) {
 
 /** Replaces the pictures of a page that have their numbers beside them by charts. */
 export function drawAll(root = document) {
+  const places = new Set();
   for (const script of root.querySelectorAll('script[type="application/json"][data-chart]')) {
-    const holder = document.createElement("div");
-    script.parentElement.replaceChildren(holder, script);
-    lineChart(holder, JSON.parse(script.textContent));
+    places.add(script.parentElement);
+  }
+  for (const place of places) {
+    const options = [...place.querySelectorAll("script[data-chart]")].map((script) => JSON.parse(script.textContent));
+    const holders = options.map(() => document.createElement("div"));
+    place.replaceChildren(...holders);
+    holders.forEach((one, i) => lineChart(one, options[i]));
   }
 }
