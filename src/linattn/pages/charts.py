@@ -36,7 +36,7 @@ def _chart(axes: Any) -> dict[str, Any] | None:
             name = axes.get_ylabel() if label.startswith("_") else label
             series.append({"label": name, "points": _points(x, y)} | _style(line))
     for container in axes.containers:
-        patches = getattr(container, "patches", ())
+        patches: list[Any] = list(getattr(container, "patches", ()))
         label = str(container.get_label())
         x = [patch.get_x() + patch.get_width() / 2 for patch in patches]
         y = [patch.get_height() for patch in patches]
