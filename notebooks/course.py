@@ -22,3 +22,14 @@ def check(right: object, hint: str) -> None:
     if not bool(right):
         raise Unsolved(hint)
     print("solved")
+
+
+def show(figure: object, dpi: int = 45) -> None:
+    """Displays a matplotlib figure that was made without pyplot."""
+    import io
+
+    from IPython.display import Image, display
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    display(Image(buffer.getvalue()))
