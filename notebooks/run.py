@@ -15,7 +15,9 @@ def execute(notebook: nbformat.NotebookNode, timeout: int = 600) -> nbformat.Not
     for cell in notebook.cells:
         if "check" in cell.metadata.get("tags", []):
             cell.metadata.tags = ["check", "raises-exception"]
-    NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(HERE)}}).execute()
+    NotebookClient(
+        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(HERE)}}
+    ).execute()
     return notebook
 
 
@@ -23,7 +25,8 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
     """Takes out what changes with every run or names this machine."""
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for cell in notebook.cells:
-        cell.metadata = {"tags": ["check"]} if "check" in cell.metadata.get("tags", []) else {k: v for k, v in cell.metadata.items() if k == "tags"}
+        tags = [tag for tag in cell.metadata.get("tags", []) if tag != "raises-exception"]
+        cell.metadata = {"tags": tags} if tags else {}
         if cell.cell_type != "code":
             continue
         cell.execution_count = None

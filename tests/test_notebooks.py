@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
+nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 pytest.importorskip("matplotlib")
 pytest.importorskip("linattn_lab")
-
-from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -40,11 +38,13 @@ def test_it_runs_and_its_exercises_can_be_solved(path, monkeypatch, tmp_path):
         cell.metadata.tags = ["check", "raises-exception"]
     for solution, cell in zip(found, checks, strict=True):
         notebook.cells += [nbformat.v4.new_code_cell(solution), nbformat.v4.new_code_cell(cell.source)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))  # the kernel sees what this process sees
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(p for p in sys.path if p)
+    )  # the kernel sees what this process sees
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
-    client.execute()
+    resources = {"metadata": {"path": str(FOLDER)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     for cell in checks:
         raised = [output.ename for output in cell.outputs if output.output_type == "error"]
         assert raised, f"the check passes before the exercise is solved: {cell.source}"

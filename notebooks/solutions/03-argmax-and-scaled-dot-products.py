@@ -6,6 +6,7 @@ temperature = 6 / math.log(100)
 # %% exercise 2
 divisor = math.sqrt(100 * 4 / 3)
 
+
 # %% exercise 3
 def straight_through(q, K, V):
     soft_weights = torch.softmax(q @ K.T, -1)

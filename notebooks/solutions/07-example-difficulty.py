@@ -1,9 +1,11 @@
 """Solutions of 07-example-difficulty: one part per exercise, run in the notebook after it."""
 
+
 # %% exercise 1
 def my_depth(probes, network):
     agree = (probes == network).flip(0).long().cumprod(0).sum(0)
     return len(probes) - agree
+
 
 # %% exercise 2
 def my_vote(queries, references, labels, k):
