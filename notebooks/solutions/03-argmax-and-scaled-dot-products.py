@@ -1,6 +1,8 @@
 """Solutions of 03-argmax-and-scaled-dot-products: one part per exercise, run in the notebook after it."""
 
 # %% exercise 1
+import math
+
 temperature = 6 / math.log(100)
 
 # %% exercise 2
