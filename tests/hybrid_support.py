@@ -58,9 +58,7 @@ FAMILIES = {
     "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(**DELTA, **MOE, shared_expert_intermediate_size=16),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**DELTA),
     "kimi_linear": lambda: transformers.KimiLinearConfig(**KDA),
-    "bailing_hybrid": lambda: transformers.BailingHybridConfig(
-        **KDA, head_dim=8, num_mtp_layers=0, first_k_dense_replace=1
-    ),
+    "bailing_hybrid": lambda: transformers.BailingHybridConfig(**KDA, head_dim=8, num_mtp_layers=0, first_k_dense_replace=1),
     "mamba": lambda: transformers.MambaConfig(**MAMBA1),
     "falcon_mamba": lambda: transformers.FalconMambaConfig(**MAMBA1),
     "jamba": lambda: transformers.JambaConfig(
@@ -112,9 +110,7 @@ FAMILIES = {
         mamba_ngroups=2,
         chunk_size=16,
     ),
-    "lfm2": lambda: transformers.Lfm2Config(
-        **SIZES, **SOFTMAX, num_hidden_layers=2, layer_types=["conv", "full_attention"]
-    ),
+    "lfm2": lambda: transformers.Lfm2Config(**SIZES, **SOFTMAX, num_hidden_layers=2, layer_types=["conv", "full_attention"]),
     "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
         **SIZES, **SOFTMAX, **MOE, num_hidden_layers=2, layer_types=["conv", "full_attention"], num_dense_layers=1
     ),

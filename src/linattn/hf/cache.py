@@ -163,9 +163,7 @@ class StateCache(Cache):
         """Called by transformers: the new keys and values of one layer."""
         new = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
-        if isinstance(layer, StateLayer) and layer.seen != next(
-            x.seen for x in self.layers if isinstance(x, StateLayer)
-        ):
+        if isinstance(layer, StateLayer) and layer.seen != next(x.seen for x in self.layers if isinstance(x, StateLayer)):
             raise ValueError(UNFINISHED)
         return new
 

@@ -57,3 +57,5 @@ def test_convolution_and_its_update(theirs, held):
     expected = unwrapped(theirs.causal_conv1d_update)(x[..., :1], state, weight, bias, "silu")
     close(conv.causal_conv1d_update(x[..., :1], mine, weight, bias, "silu"), expected, 1e-5)
     assert torch.equal(mine, state)
+
+

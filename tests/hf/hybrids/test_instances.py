@@ -126,9 +126,7 @@ def test_the_description():
     assert (softmax.does, softmax.engine, softmax.state_bytes) == ("softmax", "transformers", None)
     cache = logits_cache(model)
     assert describe(model).state_bytes == sum(
-        x.numel() * x.element_size()
-        for layer in cache.layers[:1]
-        for x in (layer.conv_states[0], layer.recurrent_states[0])
+        x.numel() * x.element_size() for layer in cache.layers[:1] for x in (layer.conv_states[0], layer.recurrent_states[0])
     )
     assert "gated delta rule" in str(describe(model))
     with pytest.raises(ValueError, match="attach"):

@@ -133,7 +133,9 @@ def _as_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
     return _as_rows(x.contiguous())
 
 
-def conv_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool) -> Tensor:
+def conv_step(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool
+) -> Tensor:
     """x (B, C), state (B, C, held) of one dtype, contiguous in held: moves on by one. weight (C, width), bias (C) float32."""
     B, C = x.shape
     out = x.new_empty(B, C)
