@@ -38,7 +38,7 @@ $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml $(SOURCES)
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp lab/pyproject.toml
-	$(PIP) --no-build-isolation -e '.[pages,hf,serve,dev]'
+	$(PIP) --no-build-isolation -e '.[pages,hf,serve,notebooks,dev]'
 	$(PIP) -e lab
 	@touch $@
 

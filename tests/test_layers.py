@@ -25,6 +25,7 @@ LAYERS = [
     "hf",
     "parallel",
     "serve",
+    "explore",
     "cli",
 ]
 

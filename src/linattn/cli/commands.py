@@ -28,6 +28,7 @@ COMMANDS = {
         "compare time, memory and error of kernels with softmax, on this machine", "linattn.cli.compare"
     ),
     "fidelity": Command("compare a pretrained model with replaced attention to the original", "linattn.cli.fidelity"),
+    "explore": Command("show attention and its kernels on an interactive page", "linattn.cli.explore"),
     "generate": Command("continue a long prompt with a bounded cache", "linattn.cli.generate"),
     "serve": Command("serve a model over HTTP, with OpenAI's protocol and stored states", "linattn.cli.serve"),
     "read": Command("read a document once and save the state after it", "linattn.cli.read"),
@@ -38,6 +39,7 @@ COMMANDS = {
 EXAMPLES = """examples:
   linattn info                                     # what this installation can use
   linattn compare --html report.html               # kernels next to softmax, on this machine, in about a minute
+  linattn explore --save page.html                 # see attention and its kernels in a browser
   linattn generate --model smollm2 --prompt-file README.md
   linattn serve --model smollm2 --kernel nearfar   # a local server; documents are read once
   linattn COMMAND --help                           # options and examples of one command"""

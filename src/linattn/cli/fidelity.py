@@ -271,4 +271,24 @@ def as_page(result: dict[str, Any]) -> str:
         tasks=fidelity_tasks.tasks_table(result["tasks"]) if result["tasks"] else [],
         means=[["attention", "mean"], *([name, f"{x:.4f}"] for name, x in result["summary"].items())],
         layers=[["layer", "error"], *([i, f"{error:.4f}"] for i, error in enumerate(result["layer_errors"]))],
+        mean_chart=_chart_of_means(result),
+        layer_chart={
+            "title": "relative error of each layer's output",
+            "series": [{"label": "near/far", "points": [list(point) for point in enumerate(result["layer_errors"])]}],
+            "x": {"label": "layer"},
+            "y": {"choice": True},
+        },
     )
+
+
+def _chart_of_means(result: dict[str, Any]) -> dict[str, Any]:
+    """Bars for chart.js: one for each attention, beside exact's."""
+    encoder = result["setting"]["encoder"]
+    points = [[i, x] for i, x in enumerate(result["summary"].values())]
+    return {
+        "title": "mean cosine with exact" if encoder else "perplexity over exact's, geometric mean",
+        "series": [{"label": "cosine" if encoder else "perplexity / exact", "points": points, "bars": True}],
+        "x": {"names": dict(enumerate(result["summary"])), "ticks": [x for x, _ in points]},
+        "y": {"choice": True, "log": not encoder and max(result["summary"].values()) > 10},
+        "rules": [{"y": 1, "label": "exact"}],
+    }

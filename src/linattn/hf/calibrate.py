@@ -76,7 +76,7 @@ def calibrate(
         Path(save).mkdir(parents=True, exist_ok=True)
     near_far = kernel or NearFar(recall_bits=8)
     ids = repeating(input_ids)
-    modules = [module for _, module in _measured(model)]
+    modules = [module for _, module in measured_layers(model)]
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
@@ -153,7 +153,7 @@ def measure_layers(
     An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
     in the denominator.
     """
-    modules = _measured(model)
+    modules = measured_layers(model)
     rows: dict[int, Tensor] = {}
     with tqdm(total=len(modules), desc="layers", disable=None if progress else True) as bar:
 
@@ -173,12 +173,12 @@ def measure_layers(
             rows[id(module)] = visit(module.layer_idx, measure)
             bar.update()
 
-        with _probing(model, show), torch.inference_mode():
+        with show_attention(model, show), torch.inference_mode():
             model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
     return [rows[id(module)] for _, module in modules]
 
 
-def _measured(model: PreTrainedModel) -> list[tuple[str, Any]]:
+def measured_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
     found = [(name, module) for name, module in attention_modules(model) if not is_sliding(module)]
     for name, module in found:
         refuse_unsupported(name, module)
@@ -212,11 +212,11 @@ def _output_weight(module: Any) -> Tensor | None:
 
 
 @contextmanager
-def _probing(model: PreTrainedModel, show: Show) -> Iterator[None]:
+def show_attention(model: PreTrainedModel, show: Show) -> Iterator[None]:
     """Runs the model's attention exactly, and shows each global layer's tensors to a function."""
     configs = configs_of(model)
     before = [config._attn_implementation for config in configs]
-    for _, module in _measured(model):
+    for _, module in measured_layers(model):
         _shown_to[module] = show
     model.set_attn_implementation(_PROBE)
     try:
@@ -224,7 +224,7 @@ def _probing(model: PreTrainedModel, show: Show) -> Iterator[None]:
     finally:
         for config, implementation in zip(configs, before, strict=False):
             config._attn_implementation_internal = implementation
-        for _, module in _measured(model):
+        for _, module in measured_layers(model):
             _shown_to.pop(module, None)
 
 

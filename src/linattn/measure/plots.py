@@ -8,15 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import matplotlib
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from torch import Tensor
 
+from ..pages.charts import COLOURS
 from .compare import Comparison, Row
-
-COLOURS = [to_hex(f"C{i}") for i in range(10)]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """HTML pages in one file each: Jinja2 templates on one base and one style sheet. Nothing is loaded from elsewhere.
 
-A page is a template that extends `base.html.j2` and fills its block `body`; `macros.html.j2` has tables and plots.
+A page is a template that extends `base.html.j2` and fills its block `body`; `macros.html.j2` has tables and plots. A plot
+of lines and bars alone becomes a chart where scripts run: values under the pointer, series to hide, logarithmic or linear
+axes (`chart.js`).
 """
 
 import base64
@@ -12,6 +14,9 @@ from typing import Any
 
 from .._commandline import require
 from .._files import write_text
+from .charts import charts_of
+
+HERE = Path(__file__).parent
 
 # What matplotlib draws lines and text with on a dark page; the background is the page's own.
 DARK: dict[Any, str] = dict.fromkeys(
@@ -31,13 +36,14 @@ def render_page(template: str | os.PathLike[str], *, title: str, **values: objec
 
     path = Path(template)
     environment = Environment(
-        loader=FileSystemLoader([path.parent, Path(__file__).parent]),
+        loader=FileSystemLoader([path.parent, HERE]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals["chart_script"] = (HERE / "chart.js").read_text(encoding="utf-8")
     return environment.get_template(path.name).render(title=title, **values)
 
 
@@ -49,20 +55,33 @@ def write_page(path: str | os.PathLike[str], template: str | os.PathLike[str], *
     write_text(path, text.encode("utf-8", "replace").decode("utf-8"))
 
 
-def plot_address(figure: Any, dpi: int = 110) -> str:
-    """The address of a matplotlib figure as an image inside the page."""
-    return _figure_address(figure, dpi=dpi)
+class Plot(str):
+    """The address of an image inside the page, and the charts that may take its place: see `charts_of`."""
+
+    charts: list[dict[str, Any]]
 
 
-def themed_plot(draw: Callable[[], Any], dpi: int = 160) -> dict[str, str]:
-    """Addresses `light` and `dark` of a matplotlib figure, drawn once for each, on the background of the page."""
+def plot_address(figure: Any, dpi: int = 110) -> Plot:
+    """The address of a matplotlib figure as an image inside the page, with its charts."""
+    plot = Plot(_figure_address(figure, dpi=dpi))
+    plot.charts = charts_of(figure)
+    return plot
+
+
+def themed_plot(draw: Callable[[], Any], dpi: int = 160) -> dict[str, Any]:
+    """Addresses `light` and `dark` of a matplotlib figure, drawn once for each, on the background of the page.
+
+    `charts` are those that may take its place.
+    """
     from matplotlib import rc_context
 
-    addresses = {}
+    found: dict[str, Any] = {}
     for theme, colours in {"light": {}, "dark": DARK}.items():
         with rc_context(colours):
-            addresses[theme] = _figure_address(draw(), dpi=dpi, transparent=True)
-    return addresses
+            figure = draw()
+            found[theme] = _figure_address(figure, dpi=dpi, transparent=True)
+            found.setdefault("charts", charts_of(figure))
+    return found
 
 
 def _figure_address(figure: Any, **options: object) -> str:

@@ -1,0 +1,354 @@
+"""The explorer in a real Chromium: its numbers are the library's, and its controls do what they say."""
+
+import base64
+import contextlib
+import io
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("jinja2")
+
+import linattn
+from browser_support import chromium, screenshot, watched_page
+from linattn.cli import main
+from linattn.explore.page import explorer_page, sample_heads
+from linattn.kernels._projection import draw
+from linattn.nearfar.kernel import NearFar
+
+MEASURES = ("relative_error", "row_l1", "bad_rows", "nonpositive")
+TOLERANCE = 1e-6  # of weights and errors; the bar is 1e-4
+LETTERS = "source=letters&text=the+cat+sat+on+the+mat&n=37&dim=8"
+GAUSSIAN = "source=gaussian&n=50&dim=16&data=3"
+# What the page shows, by its link: every source with every kernel at least once.
+LINKS = [
+    f"{GAUSSIAN}&kernel=positive&features=40&seed=2",
+    f"{GAUSSIAN}&kernel=positive&causal=0&norm=0.5&features=16",
+    f"{GAUSSIAN}&kernel=trig&features=64&seed=1",
+    f"{GAUSSIAN}&kernel=trig-raw&features=64&norm=0.3&causal=0",
+    f"{GAUSSIAN}&kernel=nearfar&window=8&slots=6&sinks=2&block=4",
+    f"{GAUSSIAN}&kernel=delta&beta=0.75&decay=-0.1",
+    f"{LETTERS}&kernel=elu",
+    f"{LETTERS}&kernel=relu&causal=0",
+    f"{LETTERS}&kernel=polynomial&decay=-0.2",
+    f"{LETTERS}&kernel=taylor&norm=0.7",
+    f"{LETTERS}&kernel=delta&beta=1",
+    f"{LETTERS}&kernel=positive&decay=-0.05&features=8",
+    "source=gaussian&n=300&dim=8&kernel=nearfar&window=32&slots=16&sinks=4&block=16",
+    "source=gaussian&n=9&dim=1&kernel=positive&features=4",
+    "source=gaussian&n=5&dim=3&kernel=trig&features=2",
+]
+HANDMADE = [
+    ("unique", "ABBC"),
+    ("identity", "CAB"),
+    ("reverse", "AABBC"),
+    ("first", "BCA"),
+    ("previous", "ABCA"),
+    ("histogram", "ABB"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("explorer") / "page.html"
+    assert main(["explore", "--save", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def explorer(browser, saved):
+    with watched_page(browser, viewport={"width": 1280, "height": 900}) as page:
+        page.goto(saved.as_uri())
+        wait(page)
+        yield page
+
+
+def wait(page):
+    page.wait_for_function("globalThis.linattn && linattn.ready && !linattn.busy")
+
+
+def show(page, link):
+    """Goes to a link and returns the numbers of the page."""
+    page.evaluate("link => { linattn.busy = true; location.hash = link; }", link)
+    wait(page)
+    return numbers(page)
+
+
+def numbers(page):
+    found = page.evaluate(
+        """() => ({
+          exact: [...linattn.result.exact], implied: [...linattn.result.implied], report: linattn.result.report,
+          baseline: linattn.result.baseline, n: linattn.data.n, out: [...linattn.result.outImplied],
+          code: document.getElementById("code").textContent })"""
+    )
+    for name in ("exact", "implied"):
+        found[name] = torch.tensor(found[name], dtype=torch.float64).reshape(found["n"], found["n"])
+    return found
+
+
+def run_code(code):
+    """The variables after running the lines that the page shows."""
+    space = {}
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Trig(normalize=False)
+        exec(code, space)
+    return space
+
+
+def check(found, exact, implied, report=None, near_far=False):
+    assert (found["exact"] - exact).abs().max() < TOLERANCE
+    assert (found["implied"] - implied).abs().max() < TOLERANCE * max(1, implied.abs().max())
+    if report is None:
+        return
+    # The rows of near/far are those of the given values, where fidelity's are of unit vectors: merging follows the values.
+    own = ("relative_error", "bad_rows") if near_far else MEASURES
+    for shown, true, names in ((found["report"], report, own), (found["baseline"], report.baseline, MEASURES)):
+        for name in names:
+            assert shown[name] == pytest.approx(getattr(true, name), rel=TOLERANCE, abs=TOLERANCE), name
+
+
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: link.partition("kernel=")[2] or link)
+def test_the_code_shown_gives_the_numbers_shown(explorer, link):
+    found = show(explorer, link)
+    run = run_code(found["code"])
+    check(found, run["exact"][0], run["implied"][0], run.get("report"), near_far="nearfar" in link)
+    right = run["exact"] @ run["v"]
+    error = (run["implied"] @ run["v"] - right).norm() / right.norm()
+    assert found["report"]["relative_error"] == pytest.approx(error.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("design", "letters"), HANDMADE)
+def test_hand_made_heads_are_the_labs(explorer, design, letters):
+    pytest.importorskip("linattn_lab")
+    found = show(explorer, f"source=handmade&design={design}&text={letters}&causal=0&kernel=taylor")
+    run = run_code(found["code"])
+    check(found, run["exact"][0], run["implied"][0], run["report"])
+    assert np.allclose(run["exact"][0], run["trace"].attention, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["positive", "nearfar"])
+def test_a_real_head_is_read_from_the_page(explorer, kernel):
+    heads = sample_heads()
+    found = show(explorer, f"layer=17&head=5&kernel={kernel}")
+    n, dim, layer = len(heads["tokens"]), heads["dim"], heads["layers"]["17"]
+
+    def part(name, index, count):
+        x = np.frombuffer(base64.b64decode(layer[name]), np.float16).reshape(count, n, dim)
+        return torch.from_numpy(x[index : index + 1].astype(np.float64))
+
+    q, k, v = part("q", 5, 9), part("k", 1, 3), part("v", 1, 3)  # the query head 5 of 9 reads the kv head 1 of 3
+    made = NearFar(16, 8, 2, 8) if kernel == "nearfar" else linattn.kernels.Positive(64, 64)
+    tiny = 1e-6 * torch.eye(n, dtype=q.dtype).unsqueeze(0)  # merging follows the values, so they must be there
+    implied = linattn.attention(q, k, torch.cat([v, tiny], -1), kernel=made, is_causal=True)[..., dim:] * 1e6
+    exact = linattn.implied_attention(q, k, "softmax", is_causal=True)
+    report = linattn.measure.fidelity(q, k, v, made, is_causal=True)
+    check(found, exact[0], implied[0], report, near_far=kernel == "nearfar")
+
+
+@pytest.mark.parametrize(("rows", "dim", "orthogonal"), [(40, 16, True), (7, 3, False), (5, 8, True), (300, 4, True)])
+def test_the_projections_are_the_librarys(explorer, rows, dim, orthogonal):
+    script = "([r, d, o]) => [...linattnModules['random.js'].draw(r, d, 11, o)]"
+    drawn = torch.tensor(explorer.evaluate(script, [rows, dim, orthogonal])).reshape(rows, dim)
+    assert torch.allclose(drawn, draw(rows, dim, 11, orthogonal), atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["positive", "trig", "polynomial", "taylor", "elu", "nearfar"])
+def test_costs_are_those_of_the_formulas(explorer, kernel):
+    script = """kernel => { const m = linattnModules['cost.js'];
+      return [false, true].map(causal => [100, 5000].map(n => [m.exactCost(n, 24, 24, causal),
+        m.kernelCost({kernel, features: 48, window: 32, slots: 8, sinks: 2, block: 16, causal}, n, 24, 24)])) }"""
+    made = {
+        "positive": linattn.kernels.Positive(24, 48),
+        "trig": linattn.kernels.Trig(24, 48),
+        "nearfar": NearFar(32, 8, 2, 16),
+    }.get(kernel, kernel)
+    for causal, rows in zip((False, True), explorer.evaluate(script, kernel), strict=True):
+        for n, (exact, own) in zip((100, 5000), rows, strict=True):
+            true = linattn.measure.cost("softmax", n, 24, 24, causal)
+            assert (exact["flops"], exact["bytes"]) == (true.flops, true.state_bytes)
+            true = linattn.measure.cost(made, n, 24, 24, causal or kernel == "nearfar")
+            assert (own["flops"], own["bytes"]) == (true.flops, true.state_bytes)
+
+
+STATE = """token => { const m = linattnModules['states.js'];
+  const {data, settings} = linattn.shown;
+  const name = {delta: 'DeltaState', nearfar: 'SlotsState'}[settings.kernel] || 'SumsState';
+  const state = new m[name](data, settings); state.goTo(data.n - 1); const now = state.goTo(token);
+  if (name === 'SlotsState') return {slots: now.block.slots.map(s => [s.tokens, s.shares, s.bias]), start: now.block.start};
+  return {S: [...now.S], Z: [...(now.Z || [])], level: now.level, out: [...now.out]}; }"""
+
+
+def test_sums_are_the_librarys(explorer):
+    show(explorer, f"{GAUSSIAN}&kernel=positive&features=40&decay=-0.1")
+    found = explorer.evaluate(STATE, 30)
+    run = run_code(explorer.text_content("#code"))
+    q, k, v, n = (run[x][:, :31] if x != "n" else 31 for x in ("q", "k", "v", "n"))
+    phi = run["kernel"].key_features(k)[0] * (-0.1 * torch.arange(n - 1, -1, -1)).exp().unsqueeze(-1)
+    scale = np.exp(found["level"])
+    assert torch.allclose(
+        torch.tensor(found["S"], dtype=torch.float64).reshape(40, 16) * scale, phi.T @ v[0], rtol=1e-6
+    )
+    assert torch.allclose(torch.tensor(found["Z"], dtype=torch.float64) * scale, phi.sum(0), rtol=1e-6)
+    out = linattn.attention(q, k, v, kernel=run["kernel"], is_causal=True, log_decay=run["forget"][:, :31])
+    assert torch.allclose(torch.tensor(found["out"], dtype=torch.float64), out[0, -1], atol=1e-6)
+
+
+def test_the_delta_rules_state_is_the_librarys(explorer):
+    show(explorer, f"{GAUSSIAN}&kernel=delta&beta=0.75&decay=-0.1")
+    found = explorer.evaluate(STATE, 30)
+    run = run_code(explorer.text_content("#code"))
+    q, k, v = (run[x][:, :31] for x in ("q", "k", "v"))
+    options = {"beta": run["beta"][:, :31], "log_decay": torch.full((1, 31), -0.1, dtype=q.dtype), "normalize_qk": True}
+    out = linattn.delta_rule(q, k, v, **options)
+    assert torch.allclose(torch.tensor(found["out"], dtype=torch.float64), out[0, -1], atol=1e-9)
+    _, state = linattn.delta_rule(q, k, v, **options, return_state=True)
+    rows = []
+    for unit in torch.eye(16, dtype=q.dtype):  # beta = 0 writes nothing, so that the query reads a row of the state
+        asked = (unit[None, None], k[:, :1], v[:, :1])
+        rows.append(linattn.delta_rule(*asked, beta=options["beta"][:, :1] * 0, scale=1.0, state=state.clone()))
+    S = torch.cat(rows, 1)[0]
+    assert torch.allclose(torch.tensor(found["S"], dtype=torch.float64).reshape(16, 16), S, atol=1e-9)
+
+
+def test_every_far_token_is_in_one_slot(explorer):
+    show(explorer, f"{GAUSSIAN}&kernel=nearfar&window=8&slots=6&sinks=2&block=4")
+    found = explorer.evaluate(STATE, 45)
+    assert found["start"] == 44
+    assert len(found["slots"]) == 6
+    assert sorted(t for tokens, _, _ in found["slots"] for t in tokens) == list(range(2, 36))
+    for tokens, shares, bias in found["slots"]:
+        assert sum(shares) == pytest.approx(1)
+        assert len(tokens) > 1 or bias == 0
+
+
+def test_sliders_change_what_they_should(explorer):
+    start = show(explorer, f"{GAUSSIAN}&kernel=positive&features=16")
+    explorer.locator("#c-features").press("ArrowRight")
+    wait(explorer)
+    more = numbers(explorer)
+    assert explorer.evaluate("linattn.settings.features") == 32
+    assert "features=32" in more["code"]
+    assert "features=32" in explorer.url
+    assert torch.equal(start["exact"], more["exact"])
+    assert not torch.equal(start["implied"], more["implied"])
+    explorer.locator("#c-norm").press("ArrowLeft")
+    wait(explorer)
+    assert not torch.equal(start["exact"], numbers(explorer)["exact"])
+    explorer.locator("#c-kernel").select_option("nearfar")
+    wait(explorer)
+    assert explorer.locator("#c-window").is_visible()
+    assert not explorer.locator("#c-features").is_visible()
+    before = numbers(explorer)["implied"]
+    explorer.locator("#c-slots").press("ArrowRight")
+    wait(explorer)
+    assert not torch.equal(before, numbers(explorer)["implied"])
+    explorer.locator("#c-source").select_option("letters")
+    explorer.locator("#c-text").fill("hello there")
+    wait(explorer)
+    assert numbers(explorer)["n"] == 11
+    assert explorer.locator("#tokens span").count() == 11
+
+
+def test_pointing_at_a_cell_and_a_token_shows_its_numbers(explorer):
+    found = show(explorer, f"{LETTERS}&kernel=elu")
+    explorer.locator("#map-exact").scroll_into_view_if_needed()
+    box = explorer.locator("#map-exact").bounding_box()
+    explorer.mouse.move(box["x"] + box["width"] * 4.5 / 37, box["y"] + box["height"] * 20.5 / 37)
+    tip = explorer.text_content("#tip")
+    assert "query 21" in tip
+    assert "key 5" in tip
+    exact = float(tip.partition("exact weight")[2].split()[0].partition("elu")[0])
+    assert exact == pytest.approx(found["exact"][20, 4].item(), rel=5e-3)
+    explorer.locator("#tokens span").nth(7).hover()
+    assert "Query 8 " in explorer.text_content("#row-note")
+    explorer.locator("#map-implied").focus()
+    explorer.keyboard.press("ArrowDown")
+    explorer.keyboard.press("ArrowRight")
+    assert explorer.evaluate("[linattn.row, linattn.column]") == [8, 8]
+
+
+def test_the_state_plays_steps_and_says_its_mathematics(explorer):
+    show(explorer, f"{GAUSSIAN}&kernel=positive&features=16&at=3")
+    explorer.locator("#next").click()
+    explorer.wait_for_function("document.getElementById('at-name').textContent.startsWith('token 5 of 50')")
+    assert "φ(q)" in explorer.text_content("#maths")
+    assert "at=4" in explorer.url
+    explorer.locator("#h-state").click()
+    explorer.keyboard.press(",")
+    explorer.wait_for_function("document.getElementById('at-name').textContent.startsWith('token 4 of 50')")
+    explorer.locator("#play").click()
+    explorer.wait_for_function("Number(document.getElementById('at').value) > 5")
+    explorer.locator("#play").click()
+    stopped = explorer.input_value("#at")
+    explorer.wait_for_timeout(300)
+    assert explorer.input_value("#at") == stopped
+
+
+def test_the_link_brings_the_same_page_back(explorer, browser, saved):
+    found = show(explorer, f"{LETTERS}&kernel=positive&features=8&seed=4&row=9&theme=dark&scale=log")
+    with watched_page(browser) as page:
+        page.goto(explorer.url)
+        wait(page)
+        again = numbers(page)
+        assert torch.equal(again["implied"], found["implied"])
+        assert page.evaluate("linattn.row") == 9
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.goto(
+            f"{saved.as_uri()}#kernel=nonsense&n=1e99&features=-3&dim=x&text=%F0%9F%98%80%3C/script%3E&source=letters"
+        )
+        page.reload()
+        wait(page)
+        assert page.evaluate("linattn.settings.kernel") == "positive"
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), [("light", 1280, "light"), ("dark", 1280, "dark"), ("phone", 390, "light")]
+)
+def test_it_fits_and_opens_quickly(browser, saved, name, width, scheme):
+    """No sideways scrolling, both themes, and a screenshot to look at."""
+    assert saved.stat().st_size < 3e6
+    with watched_page(browser, viewport={"width": width, "height": 844}, color_scheme=scheme) as page:
+        page.goto(saved.as_uri() + "#kernel=nearfar")
+        wait(page)
+        assert page.evaluate("performance.now()") < 5000  # a second on a free machine; tests share theirs
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(x) for x in paper[4:-1].split(",")) < 200) == (scheme == "dark")
+        assert page.locator("main svg[role=img]").count() == 2
+        assert screenshot(page, f"explorer-{name}").stat().st_size > 30_000
+
+
+def test_2048_tokens_keep_the_page_responsive(explorer):
+    """The page keeps answering while the worker computes 2048 x 2048 weights twice, and pointing at them is quick."""
+    script = """link => new Promise(resolve => { linattn.busy = true; location.hash = link; let turns = 0; const done = () => {
+      turns++; if (linattn.busy || linattn.shown.data.n !== 2048) setTimeout(done, 10); else resolve(turns); };
+      setTimeout(done, 50); })"""
+    turns = explorer.evaluate(script, "source=gaussian&n=2048&dim=16&kernel=positive&features=64")
+    assert turns > 5  # one or two if the page computed it itself
+    assert explorer.evaluate("linattn.result.exact.length") == 2048**2
+    explorer.locator("#map-exact").scroll_into_view_if_needed()
+    box = explorer.locator("#map-exact").bounding_box()
+    explorer.mouse.move(box["x"] + 150, box["y"] + 200)
+    tip = explorer.text_content("#tip")
+    start = explorer.evaluate("performance.now()")
+    for i in range(10):
+        explorer.mouse.move(box["x"] + 100 - i, box["y"] + 210 + i)
+    assert explorer.text_content("#tip") != tip
+    assert explorer.evaluate("performance.now()") - start < 5000  # 0.2 s on a free machine
+
+
+def test_a_text_cannot_end_the_data():
+    heads = {**sample_heads(), "text": "</script><script>alert(1)</script>"}
+    page = explorer_page(heads=heads)
+    assert "<script>alert" not in page
+    start = page.index('id="data">') + len('id="data">')
+    assert json.loads(page[start : page.index("</script>", start)])["heads"]["text"] == heads["text"]
