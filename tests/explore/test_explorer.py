@@ -346,6 +346,20 @@ def test_2048_tokens_keep_the_page_responsive(explorer):
     assert explorer.evaluate("performance.now()") - start < 5000  # 0.2 s on a free machine
 
 
+def test_the_heads_of_an_encoder_look_both_ways(browser, tmp_path):
+    path = tmp_path / "encoder.html"
+    path.write_text(explorer_page(heads={**sample_heads(), "causal": False}), encoding="utf-8")
+    with watched_page(browser) as page:
+        page.goto(path.as_uri())
+        wait(page)
+        assert numbers(page)["exact"][0].count_nonzero() > 1
+        page.locator("#c-causal").check()
+        wait(page)
+        page.reload()
+        wait(page)
+        assert numbers(page)["exact"][0].count_nonzero() == 1
+
+
 def test_a_text_cannot_end_the_data():
     heads = {**sample_heads(), "text": "</script><script>alert(1)</script>"}
     page = explorer_page(heads=heads)

@@ -13,6 +13,7 @@ import { StateView } from "./state_view.js";
 
 const $ = (id) => document.getElementById(id);
 const given = JSON.parse($("data").textContent);
+DEFAULTS.causal = given.heads.causal; // an encoder's heads look both ways
 const page = { settings: readLink(location.hash), heads: readHeads(given.heads), data: null, result: null, column: null };
 globalThis.linattn = page; // for the curious, and for tests
 
