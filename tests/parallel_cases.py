@@ -334,7 +334,7 @@ def many_layers(who: Members, dies: int, how: str) -> str:
         if who.rank == dies and i == 3:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(30)
+            time.sleep(120)
         try:
             parallel.attention(x, x, x, kernel="elu", is_causal=True, group=who.group).sum().backward()
         except RuntimeError as error:
@@ -343,6 +343,7 @@ def many_layers(who: Members, dies: int, how: str) -> str:
 
 
 def processor_time(who: Members) -> float:
+    """Of this process so far; a case that shows that all processes are there."""
     import time
 
     return time.process_time()
