@@ -125,13 +125,14 @@ def predict(
     """Prints and returns, for each layer, how long its forward pass takes on many machines.
 
     rates: tokens per second of one core here, and the time of a summary as a share of that of the rows.
-    A gather takes (1 + summary) of the work; its bytes arrive while other heads are summarised, so only what is longer than that
-    counts. A scan takes the work once, and machine p starts p groups of heads late.
+    A gather takes (1 + summary) of the work; its bytes arrive while other heads are summarised, so only what takes longer than
+    that counts. A scan takes the work once, and machine p starts p groups of heads late.
     """
     record: dict[str, Any] = {}
     print(
         f"\n{machines} machines of {cores} cores, {gigabits:g} Gbit/s, {total} tokens, one layer, forward:\n"
-        f"{'layer':20} {'one machine':>12} {'schedule':>9} {'MiB received':>13} {'exchange':>10} {'time':>9} {'speedup':>8} {'of ideal':>9}"
+        f"{'layer':20} {'one machine':>12} {'schedule':>9} {'MiB received':>13} {'exchange':>10} {'time':>9} {'speedup':>8} "
+        f"{'of ideal':>9}"
     )
     for name, (rate, share) in rates.items():
         layer = LAYERS[name]
