@@ -49,13 +49,8 @@ def attend(
     layer = _cache_layer(module, kwargs.pop(CACHE, None))
     if isinstance(layer, StaticLayer) and not layer.is_sliding:
         key, value, attention_mask = _written(layer, key, value, attention_mask)
-    kernel, sinks = getattr(module, "linattn_kernel", None), kwargs.pop("s_aux", None)
-    if routing.current() is not None:
-        if sinks is not None:
-            raise ValueError(f"layer {module.layer_idx} has learned sinks, which have no form over shards.")
-        if kernel is None and is_sliding(module):
-            raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
-        kernel = "softmax" if kernel is None else kernel
+    sinks = kwargs.pop("s_aux", None)
+    kernel = _kernel_of(module, sinks)
     if kernel is None:
         mask = _full_mask(module, query, key, attention_mask, is_causal)
         if sinks is not None:
@@ -84,6 +79,18 @@ def attend(
     else:
         out = attention(*tokens[:3], key_mask=tokens.key_mask, **options)
     return out[:, :, -query.shape[2] :].transpose(1, 2), None
+
+
+def _kernel_of(module: Any, sinks: Tensor | None) -> Any:
+    """The layer's kernel; over shards, its own softmax in their form. None: the layer keeps its own attention."""
+    kernel = getattr(module, "linattn_kernel", None)
+    if routing.current() is None:
+        return kernel
+    if sinks is not None:
+        raise ValueError(f"layer {module.layer_idx} has learned sinks, which have no form over shards.")
+    if kernel is None and is_sliding(module):
+        raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
+    return "softmax" if kernel is None else kernel
 
 
 def _cross(layer: StateLayer, tokens: Tokens, options: Any) -> Tensor:
