@@ -14,8 +14,8 @@ class NearFar(Kernel):
     """Approximates softmax, sim(q, k) = exp(scale q.k): near keys are exact, far keys pooled into a bounded number of slots.
 
     The slots follow the keys, so the error depends on them. It is small on the keys of trained models, which cluster: the
-    perplexity of SmolLM2-135M at 2048 tokens rises by less than 1 %. It is large on Gaussian keys: a relative error of 0.3 at 2048
-    tokens with a causal mask, and of 0.7 without. `linattn.measure.fidelity` measures it on your tensors. Up to
+    perplexity of SmolLM2-135M at 2048 tokens rises by less than 1 %. It is large on Gaussian keys: a relative error of 0.3
+    at 2048 tokens with a causal mask, and of 0.7 without. `linattn.measure.fidelity` measures it on your tensors. Up to
     window + sinks + slots keys, nothing is pooled.
 
     >>> import torch, linattn

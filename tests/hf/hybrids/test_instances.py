@@ -13,6 +13,7 @@ from hybrid_support import build_hybrid, own
 from linattn import NearFar
 from linattn.functional import routing
 from linattn.hf import StateCache, attach, describe, detach
+from linattn.hf.hybrids.packing import packed_bounds
 
 transformers.logging.set_verbosity_error()
 RULES = ["qwen3_next", "kimi_linear", "mamba2", "mamba", "lfm2", "minimax"]  # one of each rule
@@ -141,8 +142,7 @@ def logits_cache(model):
     return model(tokens(1, 10), use_cache=True).past_key_values
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "mamba", "minimax"])
-def test_shards_of_a_sequence_are_refused(family):
-    model = attach(build_hybrid(family))
+def test_packed_sequences_over_shards_are_refused():
     with routing.routed(object()), pytest.raises(ValueError, match="no form over shards"):
-        logits(model, tokens(1, 10))
+        packed_bounds(cu_seqlens=[0, 4, 10], tokens=10)
+    assert packed_bounds(cu_seqlens=[0, 4, 10], tokens=10) == [0, 4, 10]

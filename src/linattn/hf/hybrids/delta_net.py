@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
-from .packing import refuse_shards
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
 
@@ -36,7 +35,6 @@ class DeltaNetForward(EngineForward):
     ) -> Any:
         """(B, T, width) -> (B, T, width)."""
         own = self.module
-        refuse_shards()
         if not hidden_states.is_cpu or hasattr(own.conv1d, "_hf_hook"):
             return super().__call__(hidden_states, cache_params, attention_mask, **kwargs)
         if attention_mask is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import conv, delta, scan, ssd
-from .packing import packed_bounds, refuse_shards
+from .packing import packed_bounds
 
 
 def _no_fused_form(*_: object, **__: object) -> None:
@@ -76,7 +76,6 @@ class EngineForward:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         kind = type(self.module)
-        refuse_shards()
         if not hidden_states.is_cpu:
             return kind.forward(self.module, hidden_states, *args, **kwargs)
         return _forwards[kind](self.module, hidden_states, *args, **kwargs)
@@ -89,7 +88,6 @@ class ScanForward(EngineForward):
     """
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        refuse_shards()
         options: dict[str, Any] = {}
         tokens = hidden_states.shape[1]
         cache = kwargs.get("cache_params", args[0] if args else None)

@@ -8,7 +8,6 @@ from torch import Tensor
 from ...engines.native import available, mixer
 from ...engines.native.plans import eligible
 from .forward import EngineForward
-from .packing import refuse_shards
 
 # Families whose layers are the same but for their names. Falcon-H1 has multipliers in between.
 CLASSES = {
@@ -27,7 +26,6 @@ class Mamba2Forward(EngineForward):
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Any:
         own = self.module
-        refuse_shards()
         if hidden_states.shape[1] == 1 and cache_params is not None and attention_mask is None:
             held = cache_params.get_conv_state(own.layer_idx, state_idx=0)
             state = cache_params.get_recurrent_state(own.layer_idx, state_idx=0)

@@ -11,7 +11,7 @@ from ...engines.plan import rule_refusal
 from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
-from .packing import packed_bounds, refuse_shards
+from .packing import packed_bounds
 
 CLASS = "MiniMaxLightningAttention"
 
@@ -32,7 +32,6 @@ class LightningForward:
     ) -> tuple[Tensor, Tensor]:
         """(B, T, width) -> (B, T, width) and the state (B, heads, dim, dim)."""
         own = self.module
-        refuse_shards()
         if not hidden_states.is_cpu:
             rest = (position_embeddings, attention_mask, past_key_values)
             return type(own).forward(own, hidden_states, *rest, **kwargs)

@@ -33,13 +33,8 @@ def packed_bounds(
         bounds = [0, *starts.tolist(), seq_idx.shape[1]]
     else:
         return None
-    return bounds if len(bounds) > 2 else None
-
-
-def refuse_shards() -> None:
-    """Raises where the tokens of a call are shards of longer sequences: the layers here would start anew on each."""
+    if len(bounds) <= 2:
+        return None
     if routing.current() is not None:
-        raise ValueError(
-            "linear layers of attached hybrid models have no form over shards: call linattn.hf.detach, or leave the context of "
-            "sequence_parallel."
-        )
+        raise ValueError("packed sequences of a transformers model have no form over shards: pad them.")
+    return bounds
