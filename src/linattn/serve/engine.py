@@ -168,20 +168,30 @@ class Engine:
         return chosen
 
     def _read_piece(self, job: Job) -> None:
-        """Reads the next piece of a prompt."""
-        logits = self._start_from_stored(job)
-        if logits is None:
-            assert job.cache is not None
-            cut = next_cut(job.position, len(job.tokens), job.boundaries, self.schedule)
-            logits = self.model.read(job.cache, job.tokens[job.position : cut.end], job.position)
-            self.metrics.read(cut.end - job.position)
-            job.position = cut.end
-            if cut.keep:
-                self._keep(job, logits, anchor=cut.anchor, regular=cut.regular)
-        _send(job, Progress(job.position, job.cached))
-        if job.position == len(job.tokens):
-            self._reading.remove(job)
-            self._finish_reading(job, logits)
+        """Reads a piece of a prompt: up to the next cut of the grid, or several cuts that are not longer together."""
+        begun = job.position
+        while True:
+            logits = self._start_from_stored(job)
+            if logits is None:
+                logits = self._read_to_cut(job)
+            _send(job, Progress(job.position, job.cached))
+            if job.position == len(job.tokens):
+                self._reading.remove(job)
+                self._finish_reading(job, logits)
+                return
+            end = next_cut(job.position, len(job.tokens), job.boundaries, self.schedule).end
+            if end - max(begun, job.cached) > self.schedule.piece:
+                return
+
+    def _read_to_cut(self, job: Job) -> Tensor:
+        assert job.cache is not None
+        cut = next_cut(job.position, len(job.tokens), job.boundaries, self.schedule)
+        logits = self.model.read(job.cache, job.tokens[job.position : cut.end], job.position)
+        self.metrics.read(cut.end - job.position)
+        job.position = cut.end
+        if cut.keep:
+            self._keep(job, logits, anchor=cut.anchor, regular=cut.regular)
+        return logits
 
     def _start_from_stored(self, job: Job) -> Tensor | None:
         """Continues from a longer stored prefix, if there is one; the logits if it is the whole prompt."""

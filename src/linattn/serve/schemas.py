@@ -30,6 +30,12 @@ class ChatMessage(Request):
     role: Literal["system", "developer", "user", "assistant"]
     content: StrictStr | list[TextPart]
     name: StrictStr | None = None
+    # Empty fields of an answer that a client sends back as it got it.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
