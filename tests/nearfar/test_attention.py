@@ -176,6 +176,19 @@ def test_without_slots_both_sides_see_a_window_alone():
     torch.testing.assert_close(out[:, :, :100], alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("causal", "recall"), [(True, 0), (True, 2), (False, 0)])
+def test_the_implied_attention_of_given_values_is_the_one_that_is_used(causal, recall):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (
+        torch.randn(2, heads, 150, dim, generator=generator, dtype=torch.float64)
+        for heads, dim in ((4, 16), (2, 16), (2, 8))
+    )
+    kernel = NearFar(**SMALL, recall=recall)
+    matrix = linattn.implied_attention(q, k, kernel, value=v, is_causal=causal)
+    out = linattn.attention(q, k, v, kernel=kernel, is_causal=causal, enable_gqa=True)
+    torch.testing.assert_close(matrix @ v.repeat_interleave(2, 1), out, rtol=1e-9, atol=1e-9)
+
+
 def test_rows_of_the_implied_attention_sum_to_one_and_are_not_negative():
     q, k, _ = tensors(150)
     for causal in (True, False):

@@ -60,7 +60,7 @@ def fidelity(
     last = query[..., max(0, query.shape[-2] - ROWS) :, :]
     softmax_rows = implied_attention(last, key, "softmax", scale=scale, **options)
     if isinstance(kernel, NearFar):  # its slots follow the queries, so it needs all of them
-        rows = implied_attention(query, key, kernel, scale=scale, **options)[..., -last.shape[-2] :, :]
+        rows = implied_attention(query, key, kernel, value=value, scale=scale, **options)[..., -last.shape[-2] :, :]
     else:
         rows = implied_attention(last, key, kernel, scale=scale, **options)
     plain = attention(torch.ones_like(query), torch.ones_like(key), value, kernel="relu", enable_gqa=True, **options)

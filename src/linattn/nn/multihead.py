@@ -109,7 +109,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             out = attention(q, k, v, state=state, **options)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
-        weights = self._weights(q, k, average_attn_weights, options) if need_weights else None
+        weights = self._weights(q, k, v, average_attn_weights, options) if need_weights else None
         if not batched:
             out, weights = out.squeeze(0), None if weights is None else weights.squeeze(0)
         elif not self.batch_first:
@@ -152,9 +152,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_mask = torch.cat([key_mask.new_ones(key_mask.shape[0], len(extra)), key_mask], 1)
         return key, value, key_mask
 
-    def _weights(self, q: Tensor, k: Tensor, average: bool, options: dict[str, Any]) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, v: Tensor, average: bool, options: dict[str, Any]) -> Tensor:
         """The attention matrix in torch's order of keys: the added tokens last."""
-        weights = implied_attention(q, k, **options).to(q.dtype)
+        weights = implied_attention(q, k, value=v, **options).to(q.dtype)
         added = (self.bias_k is not None) + bool(self.add_zero_attn)
         weights = torch.cat([weights[..., added:], weights[..., :added]], -1)
         return weights.mean(1) if average else weights
