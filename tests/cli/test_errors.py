@@ -63,7 +63,7 @@ BAD_INPUT = [
     ([*GENERATE, "--prompt", "x", "--slots", "-1"], "--slots must be at least 0"),
     ([*GENERATE, "--prompt", "x", "--calibration", "/nowhere"], "No such file or directory"),
     (["fidelity", "--model", "minlm", "--text", "FILE"], "did you mean 'minilm'?"),
-    (FIDELITY, "required: --text"),
+    (FIDELITY, "name texts to read by --text, or run --tasks"),
     ([*FIDELITY, "--text", "/nowhere.txt"], "/nowhere.txt: No such file or directory"),
     ([*FIDELITY, "--text", "/dev/null"], "is empty"),
     ([*FIDELITY, "--text", "FILE", "--length", "10"], "--length must be at least 64, got 10"),

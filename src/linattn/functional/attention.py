@@ -158,7 +158,7 @@ def attention(
     Returns:
         (..., heads, L, value dim) of query's dtype; with return_state, that and a State.
     """
-    if (router := routing.current()) is not None:
+    if routing.open_contexts and (router := routing.current()) is not None:
         served: Tensor | tuple[Tensor, State] = router.function("attention")(
             *(query, key, value, attn_mask, dropout_p, is_causal),
             kernel=kernel,

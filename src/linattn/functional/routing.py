@@ -36,22 +36,24 @@ class Router(Protocol):
 
 
 _current: ContextVar[Router | None] = ContextVar("linattn_router", default=None)
-_open = 0  # contexts open in any thread: without one, a call does not look at the ContextVar, which torch.compile cannot trace
+open_contexts = (
+    0  # in any thread; without one, a call does not look at the ContextVar, which torch.compile cannot trace
+)
 
 
 def current() -> Router | None:
     """The router of this context, or None."""
-    return _current.get() if _open else None
+    return _current.get() if open_contexts else None
 
 
 @contextmanager
 def routed(router: Router | None) -> Iterator[None]:
     """Sends the calls of this thread to a router; None: to this process alone, as without a context."""
-    global _open
+    global open_contexts
     token = _current.set(router)
-    _open += 1
+    open_contexts += 1
     try:
         yield
     finally:
-        _open -= 1
+        open_contexts -= 1
         _current.reset(token)

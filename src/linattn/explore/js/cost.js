@@ -34,10 +34,12 @@ function nearFarCost({ window, slots, sinks, block }, tokens, dim, width) {
   const exact = window + block;
   const seen = Math.min(tokens, exact + sinks + slots);
   const merges = Math.max(0, tokens - exact - sinks - slots) / block;
-  const flops = 2 * tokens * seen * (dim + width) + merges * 2 * (slots + block) ** 2 * dim;
-  const samples = Math.floor(block / (block % 4 === 0 ? 4 : 1));
-  const kept = (window + block + sinks) * (dim + width) + slots * (dim + width + 1);
-  return { flops: Math.round(flops), bytes: Math.round(4 * (kept + (dim + 1) ** 2 + samples * (dim + 1))) };
+  const stride = block % 4 === 0 ? 4 : 1; // every how many tokens a query is sampled
+  const sampled = (2 * tokens * seen * dim) / stride;
+  const flops = 2 * tokens * seen * (dim + width) + merges * 2 * (slots + block) ** 2 * (dim + width) + sampled;
+  const statistics = 2 * window + (2 + Math.floor(block / stride)) * (dim + 1);
+  const bytes = 4 * ((window + block + sinks) * (dim + width) + slots * (dim + width + 3) + statistics);
+  return { flops: Math.round(flops), bytes };
 }
 
 /** The number of tokens from which on the kernel needs fewer FLOPs than exact softmax, or null up to `most`. */
