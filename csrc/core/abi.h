@@ -6,7 +6,8 @@
 constexpr int64_t ABI_VERSION = 13;
 
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16 };
-/// NOT_FINITE: of one-token steps, nothing was written. OVERFLOWED: the new state was written, and the output is not finite.
+/// NOT_FINITE: of one-token steps, nothing was written. OVERFLOWED: the new state was written, and the output is not
+/// finite.
 enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2, OVERFLOWED = 4 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

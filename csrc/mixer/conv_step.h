@@ -9,18 +9,18 @@ namespace {
 
 struct Float32Number {
   typedef float Type;
-  static INLINE float wide(float x) { return x; }
-  static INLINE float narrow(float x) { return x; }
+  INLINE static float wide(float x) { return x; }
+  INLINE static float narrow(float x) { return x; }
 };
 struct Float16Number {
   typedef uint16_t Type;
-  static INLINE float wide(uint16_t x) { return half_to_float(x); }
-  static INLINE uint16_t narrow(float x) { return narrow_half(x); }
+  INLINE static float wide(uint16_t x) { return half_to_float(x); }
+  INLINE static uint16_t narrow(float x) { return narrow_half(x); }
 };
 struct BFloat16Number {
   typedef uint16_t Type;
-  static INLINE float wide(uint16_t x) { return bfloat16_to_float(x); }
-  static INLINE uint16_t narrow(float x) { return narrow_brain(x); }
+  INLINE static float wide(uint16_t x) { return bfloat16_to_float(x); }
+  INLINE static uint16_t narrow(float x) { return narrow_brain(x); }
 };
 
 /// sums (channels): the convolution of one batch entry before its activation.

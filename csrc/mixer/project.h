@@ -9,19 +9,19 @@ constexpr int ROWS = 4;  // of the weights at a time; asking for them ahead of t
 
 struct Float32Weights {
   typedef float Type;
-  static INLINE vec wide(const float* p) { return load(p); }
-  static INLINE float wide_one(float x) { return x; }
+  INLINE static vec wide(const float* p) { return load(p); }
+  INLINE static float wide_one(float x) { return x; }
 };
 
 struct BFloat16Weights {
   typedef uint16_t Type;
-  static INLINE vec wide(const uint16_t* p) {
+  INLINE static vec wide(const uint16_t* p) {
     typedef uint16_t halves __attribute__((vector_size(VL * 2), aligned(2), may_alias));
     typedef uint32_t words __attribute__((vector_size(VL * 4)));
     const words bits = __builtin_convertvector(*reinterpret_cast<const halves*>(p), words) << 16;
     return (vec)bits;
   }
-  static INLINE float wide_one(uint16_t x) { return bfloat16_to_float(x); }
+  INLINE static float wide_one(uint16_t x) { return bfloat16_to_float(x); }
 };
 
 /// out (R) = R rows of the weights (R, inputs) times x (inputs).
