@@ -64,7 +64,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/cmake --preset lint > /dev/null
-	$(BIN)/clang-tidy -p build/lint --quiet $(filter %.cpp,$(CPP_FILES))
+	printf '%s\n' $(filter %.cpp,$(CPP_FILES)) | xargs -P $$(nproc) -n 1 $(BIN)/clang-tidy -p build/lint --quiet
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .

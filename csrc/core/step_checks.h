@@ -47,9 +47,10 @@ bool step_fits(const Call& c, int64_t decays) {
          rows_finite(c.value, c.value_stride, c.batch, c.heads, c.value_dim, c.dtype);
 }
 
-/// The flags of a served step: whether its output, contiguous, is finite.
+/// The flags of a served step: whether its output, contiguous, is finite. tokens: (batch, heads) counts, one more each; or null.
 template <class Call>
-int32_t step_flags(const Call& c) {
+int32_t step_flags(const Call& c, int64_t* tokens) {
+  for (int64_t i = 0; tokens && i < c.batch * c.heads; ++i) ++tokens[i];
   const int64_t heads = c.query_heads > c.heads ? c.query_heads : c.heads;
   return all_finite(c.out, c.batch * heads * c.value_dim, c.dtype) ? OK : OVERFLOWED;
 }

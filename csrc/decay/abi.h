@@ -54,7 +54,7 @@ struct DecayKernels {
   int32_t (*backward)(const DecayCall&, const DecayPart&);        // of one segment
   int32_t (*backward_state)(const DecayCall&, const DecayPart&);  // the gradient of the state before it alone
   bool (*step_fits)(const DecayCall&);                            // core/step_checks.h
-  int32_t (*step_flags)(const DecayCall&);
+  int32_t (*step_flags)(const DecayCall&, int64_t* tokens);
 };
 
 DECLARE_KERNELS(DecayKernels, decay)

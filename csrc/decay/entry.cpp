@@ -21,17 +21,17 @@ EXPORT int32_t linattn_decay_forward(const DecayCall* c) {
   return guarded_call(*c, [&] { return forward_call(*c); });
 }
 /// One token of every head (T = 1, one sequence), with what calls of one shape have in common in `fixed`. Without a mask,
-/// bad inputs are refused with NOT_FINITE before anything is written.
+/// bad inputs are refused with NOT_FINITE before anything is written. tokens: counts to add 1 to, or null.
 EXPORT int32_t linattn_decay_decode(const DecayCall* fixed, const void* query, const void* key, const void* value,
                                     const float* log_decay, const uint8_t* mask, const float* state, float* state_new,
-                                    void* out, int64_t threads) {
+                                    void* out, int64_t* tokens, int64_t threads) {
   DecayCall c = *fixed;
   c.query = query, c.key = key, c.value = value, c.log_decay = log_decay, c.mask = mask;
   c.state = state, c.state_new = state_new, c.out = out, c.threads = threads;
   if (!mask && !decay_kernels().step_fits(c)) return NOT_FINITE;
   return guarded_call(c, [&] {
     const int32_t flags = decode_call(c);
-    return flags || mask ? flags : decay_kernels().step_flags(c);
+    return flags || mask ? flags : decay_kernels().step_flags(c, tokens);
   });
 }
 /// Gradients of every input, from the checkpoints of the forward pass.

@@ -55,7 +55,7 @@ struct DeltaKernels {
   void (*backward)(const DeltaCall&, const DeltaPart&, int64_t part);
   void (*decode)(const DeltaCall&, int64_t first, int64_t count);
   bool (*step_fits)(const DeltaCall&);  // core/step_checks.h
-  int32_t (*step_flags)(const DeltaCall&);
+  int32_t (*step_flags)(const DeltaCall&, int64_t* tokens);
 };
 
 DECLARE_KERNELS(DeltaKernels, delta)

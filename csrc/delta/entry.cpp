@@ -50,10 +50,10 @@ EXPORT int32_t linattn_delta_backward(const DeltaCall* c) {
 }
 
 /// One token for every head of the batch, with everything that stays the same from step to step in `fixed`. Without a mask,
-/// bad inputs are refused with NOT_FINITE before anything is written.
+/// bad inputs are refused with NOT_FINITE before anything is written. tokens: counts to add 1 to, or null.
 EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, const void* key, const void* value,
                                   const float* beta, const float* log_decay, const uint8_t* mask, const float* state,
-                                  float* state_new, void* out, int64_t threads) {
+                                  float* state_new, void* out, int64_t* tokens, int64_t threads) {
   DeltaCall c = *fixed;
   const int64_t bounds[2] = {0, 1};
   c.bounds = bounds, c.sequences = 1;
@@ -69,7 +69,7 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
       const int64_t first = heads * i / pieces;
       delta_kernels().decode(c, first, heads * (i + 1) / pieces - first);
     });
-    return mask ? OK : delta_kernels().step_flags(c);
+    return mask ? OK : delta_kernels().step_flags(c, tokens);
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }

@@ -8,7 +8,7 @@ extern "C" {
 int32_t linattn_decay_forward(const DecayCall*);
 int32_t linattn_decay_backward(const DecayCall*);
 int32_t linattn_decay_decode(const DecayCall*, const void*, const void*, const void*, const float*, const uint8_t*,
-                             const float*, float*, void*, int64_t);
+                             const float*, float*, void*, int64_t*, int64_t);
 }
 
 namespace {
@@ -136,7 +136,7 @@ void check_decay_decode(DecayRun& run) {
     for (int64_t b = 0; b < s.batch; ++b) mask[b] = run.mask[b * s.tokens + t];
     const float* g = s.decay ? run.decay + t * (s.decay == 2 ? s.dim : 1) : nullptr;
     expect(linattn_decay_decode(&c, run.q + t * s.dim, run.k + t * s.dim, run.v + t * s.value_dim, g,
-                                s.mask ? static_cast<uint8_t*>(mask) : nullptr, state, state, row, 1) == OK,
+                                s.mask ? static_cast<uint8_t*>(mask) : nullptr, state, state, row, nullptr, 1) == OK,
            run.name + ": decode");
     for (int64_t h = 0; h < s.batch * run.outputs; ++h) {
       std::memcpy(joined + (h * s.tokens + t) * s.value_dim, row + h * s.value_dim, size_t(s.value_dim) * 4);

@@ -8,7 +8,7 @@ int64_t linattn_delta_parts(const DeltaCall*);
 int32_t linattn_delta_forward(const DeltaCall*);
 int32_t linattn_delta_backward(const DeltaCall*);
 int32_t linattn_delta_step(const DeltaCall*, const void*, const void*, const void*, const float*, const float*,
-                           const uint8_t*, const float*, float*, void*, int64_t);
+                           const uint8_t*, const float*, float*, void*, int64_t*, int64_t);
 }
 
 namespace {
@@ -128,7 +128,7 @@ struct DeltaRun {
       c.tokens = 1;
       const uint8_t* visible = s.mask ? static_cast<uint8_t*>(hidden) : nullptr;
       const int32_t flags =
-          linattn_delta_step(&c, c.query, c.key, c.value, c.beta, c.log_decay, visible, now, now, one, 1 + t % 3);
+          linattn_delta_step(&c, c.query, c.key, c.value, c.beta, c.log_decay, visible, now, now, one, nullptr, 1 + t % 3);
       expect(flags == OK, name + ": step");
     }
     expect(difference(now, final, now.size) < 1e-4, name + ": token by token");

@@ -134,7 +134,7 @@ def delta_rule(
         (..., heads, T, value dim) of query's dtype, with the larger of query heads and value heads; with return_state,
         that and a State.
     """
-    if (router := routing.current()) is not None:
+    if routing.open_contexts and (router := routing.current()) is not None:
         served: Tensor | tuple[Tensor, State] = router.function("delta_rule")(
             query,
             key,
@@ -159,8 +159,13 @@ def delta_rule(
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
-        options = {"enable_gqa": enable_gqa, "normalize_qk": normalize_qk, "donate": donate_state and return_state}
-        quick = decode("delta_rule", query, key, value, beta, log_decay, state, scale=scale, **options)
+        quick = decode(
+            *("delta_rule", query, key, value, beta, log_decay, state),
+            enable_gqa=enable_gqa,
+            scale=scale,
+            normalize_qk=normalize_qk,
+            donate=donate_state and return_state,
+        )
         if quick is not None:
             return quick if return_state else quick[0]
     call = read_call(

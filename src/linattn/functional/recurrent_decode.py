@@ -38,7 +38,7 @@ def decode(
     """rows and the new state, or None: then the call is not eligible, and the general path serves it or says what is wrong.
 
     rule: the state's `kernel`. beta: (B, H, 1) for the delta rule, None for decayed sums. log_decay: None, (B, H, 1) or
-    (B, H, 1, D). donate: the new state takes the place of the old one in memory.
+    (B, H, 1, D). donate: the new state takes the place of the old one in memory, and is the same object.
     """
     if type(state) is not RecurrentState or state.kernel != rule or is_compiling() or library.why_not is not None:
         return None
@@ -58,15 +58,13 @@ def decode(
             plan = _remember(name, _plan(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk))
     except (AttributeError, TypeError):  # something is not a tensor
         return None
-    given = [query, key, value, S]
-    if beta is not None:
-        given.append(beta)
-    if log_decay is not None:
-        given.append(log_decay)
-    if plan is None or not eligible(*given):
+    if plan is None or not eligible(
+        query, key, value, S, *(() if beta is None else (beta,)), *(() if log_decay is None else (log_decay,))
+    ):
         return None
-    out = empty_like(plan.out_like)
+    out, tokens = empty_like(plan.out_like), state.tokens
     new = S if donate else pooled_empty(*plan.state_shape)
+    counted = donate and tokens.is_contiguous() and tokens.dtype is torch.int64 and tokens.shape == S.shape[:2]
     flags = plan.entry(
         plan.fixed,
         query.data_ptr(),
@@ -78,10 +76,11 @@ def decode(
         S.data_ptr(),
         new.data_ptr(),
         out.data_ptr(),
+        tokens.data_ptr() if counted else None,
         get_num_threads(),
     )
     if not flags:
-        return out, RecurrentState(rule, new, state.tokens + 1)
+        return out, state if counted else RecurrentState(rule, new, tokens + 1)
     if flags == OVERFLOWED and donate:
         raise ValueError(
             "the output of this token is beyond the range of its dtype, and so is the state that was donated."

@@ -69,7 +69,7 @@ def _entry(name: str) -> Callable[..., int]:
         raise RuntimeError(f"the native engine is not available: {OTHER_VERSION}.")
     entry: Any = getattr(library._library, f"linattn_decay_{name}")
     entry.restype = c_int32
-    entry.argtypes = [c_void_p] * 9 + [c_int64] if name == "decode" else [ctypes.POINTER(DecayCall)]
+    entry.argtypes = [c_void_p] * 10 + [c_int64] if name == "decode" else [ctypes.POINTER(DecayCall)]
     return entry
 
 
@@ -267,6 +267,7 @@ def decode(
         None if state is None else state.data_ptr(),
         final.data_ptr(),
         out.data_ptr(),
+        None,
         torch.get_num_threads(),
     )
     if flags:

@@ -59,7 +59,7 @@ def _entry(name: str) -> Any:
         raise RuntimeError(f"the native engine is not available: {OTHER_VERSION}.")
     entry = getattr(library._library, f"linattn_delta_{name}")
     entry.restype = c_int64 if name == "parts" else c_int32
-    entry.argtypes = [c_void_p] * 10 + [c_int64] if name == "step" else [POINTER(DeltaCall)]
+    entry.argtypes = [c_void_p] * 11 + [c_int64] if name == "step" else [POINTER(DeltaCall)]
     return entry
 
 
@@ -277,6 +277,7 @@ def decode(
         None if state is None else state.data_ptr(),
         final.data_ptr(),
         out.data_ptr(),
+        None,
         torch.get_num_threads(),
     )
     if flags:
