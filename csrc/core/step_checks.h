@@ -47,7 +47,8 @@ bool step_fits(const Call& c, int64_t decays) {
          rows_finite(c.value, c.value_stride, c.batch, c.heads, c.value_dim, c.dtype);
 }
 
-/// The flags of a served step: whether its output, contiguous, is finite. tokens: (batch, heads) counts, one more each; or null.
+/// The flags of a served step: whether its output, contiguous, is finite. tokens: (batch, heads) counts, one more each; or
+/// null.
 template <class Call>
 int32_t step_flags(const Call& c, int64_t* tokens) {
   for (int64_t i = 0; tokens && i < c.batch * c.heads; ++i) ++tokens[i];
