@@ -104,15 +104,13 @@ def run_code(code):
     return space
 
 
-def check(found, exact, implied, report=None, near_far=False):
+def check(found, exact, implied, report=None):
     assert (found["exact"] - exact).abs().max() < TOLERANCE
     assert (found["implied"] - implied).abs().max() < TOLERANCE * max(1, implied.abs().max())
     if report is None:
         return
-    # The rows of near/far are those of the given values, where fidelity's are of unit vectors: merging follows the values.
-    own = ("relative_error", "bad_rows") if near_far else MEASURES
-    for shown, true, names in ((found["report"], report, own), (found["baseline"], report.baseline, MEASURES)):
-        for name in names:
+    for shown, true in ((found["report"], report), (found["baseline"], report.baseline)):
+        for name in MEASURES:
             assert shown[name] == pytest.approx(getattr(true, name), rel=TOLERANCE, abs=TOLERANCE), name
 
 
@@ -120,7 +118,7 @@ def check(found, exact, implied, report=None, near_far=False):
 def test_the_code_shown_gives_the_numbers_shown(explorer, link):
     found = show(explorer, link)
     run = run_code(found["code"])
-    check(found, run["exact"][0], run["implied"][0], run.get("report"), near_far="nearfar" in link)
+    check(found, run["exact"][0], run["implied"][0], run.get("report"))
     right = run["exact"] @ run["v"]
     error = (run["implied"] @ run["v"] - right).norm() / right.norm()
     assert found["report"]["relative_error"] == pytest.approx(error.item(), rel=1e-5)
@@ -147,11 +145,10 @@ def test_a_real_head_is_read_from_the_page(explorer, kernel):
 
     q, k, v = part("q", 5, 9), part("k", 1, 3), part("v", 1, 3)  # the query head 5 of 9 reads the kv head 1 of 3
     made = NearFar(16, 8, 2, 8) if kernel == "nearfar" else linattn.kernels.Positive(64, 64)
-    tiny = 1e-6 * torch.eye(n, dtype=q.dtype).unsqueeze(0)  # merging follows the values, so they must be there
-    implied = linattn.attention(q, k, torch.cat([v, tiny], -1), kernel=made, is_causal=True)[..., dim:] * 1e6
+    implied = linattn.implied_attention(q, k, made, value=v, is_causal=True)
     exact = linattn.implied_attention(q, k, "softmax", is_causal=True)
     report = linattn.measure.fidelity(q, k, v, made, is_causal=True)
-    check(found, exact[0], implied[0], report, near_far=kernel == "nearfar")
+    check(found, exact[0], implied[0], report)
 
 
 @pytest.mark.parametrize(("rows", "dim", "orthogonal"), [(40, 16, True), (7, 3, False), (5, 8, True), (300, 4, True)])
