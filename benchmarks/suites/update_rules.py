@@ -3,7 +3,6 @@
 FLOPs are counted as linattn.measure.flops says. A backward pass counts as twice its forward pass.
 """
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.functional import normalize, softplus
 
 import linattn
 from linattn.measure import flops, peak_memory
+from linattn.measure.rules import reference_code
 from registry import Row, Settings, case
 from timer import matmul_rate, seconds
 
@@ -31,12 +31,11 @@ def length(settings: Settings) -> int:
 
 
 def reference(family: str, name: str) -> Callable[..., Any] | None:
-    """A function of transformers' own modelling code; None where transformers is not installed or has no such model."""
-    try:
-        return getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), name, None)
-    except ImportError:
+    """A function of transformers' own modelling code; None, and a line that says so, where it is not there."""
+    found = reference_code(family, name)
+    if found is None:
         print(f"  (no reference: transformers has no {family} here)")
-        return None
+    return found
 
 
 def train(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], object]:

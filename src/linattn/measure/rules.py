@@ -147,7 +147,7 @@ def _step(rule: Rule, heads: int, dim: int) -> tuple[float, float]:
     return step, step / copy
 
 
-def _reference_code(family: str, name: str) -> Callable[..., Any] | None:
+def reference_code(family: str, name: str) -> Callable[..., Any] | None:
     """A function of transformers' own modelling code; None where transformers is not installed or has no such model."""
     try:
         found: Callable[..., Any] | None = getattr(
@@ -175,7 +175,7 @@ def _delta(heads: int, dim: int, n: int, *, channels: bool) -> Built:
     names = (
         ("kimi_linear", "chunk_kimi_delta_attention") if channels else ("qwen3_next", "torch_chunk_gated_delta_rule")
     )
-    theirs = _reference_code(*names)
+    theirs = reference_code(*names)
     call = partial(delta_rule, q, k, v, beta=beta, log_decay=decay)
     return Built(call, theirs and partial(theirs, *(x.transpose(1, 2) for x in (q, k, v, decay, beta))))
 
@@ -184,7 +184,7 @@ def _mamba2(heads: int, dim: int, n: int) -> Built:
     """One group: all heads share their keys B and queries C."""
     x, B, C = torch.randn(1, n, heads, dim), torch.randn(1, n, 1, dim), torch.randn(1, n, 1, dim)
     dt, A = softplus(torch.randn(1, n, heads)), -torch.rand(heads)
-    theirs = _reference_code("mamba2", "mamba2_chunk_scan")
+    theirs = reference_code("mamba2", "mamba2_chunk_scan")
 
     def call(return_state: bool = False, state: Any = None) -> Any:
         query, key, value = C.transpose(1, 2), B.transpose(1, 2), (x * dt.unsqueeze(-1)).transpose(1, 2)
@@ -200,7 +200,7 @@ def _mamba1(_heads: int, _dim: int, n: int) -> Built:
     B, C = torch.randn(1, SCAN_STATE, n), torch.randn(1, SCAN_STATE, n)
     tensors = u, delta, -torch.rand(CHANNELS, SCAN_STATE), B, C
     options = {"D": torch.randn(CHANNELS), "z": z, "delta_softplus": True}
-    theirs = _reference_code("mamba", "mamba_selective_scan")
+    theirs = reference_code("mamba", "mamba_selective_scan")
     return Built(partial(selective_scan, *tensors, **options), theirs and partial(theirs, *tensors, **options))
 
 

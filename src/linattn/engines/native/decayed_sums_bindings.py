@@ -18,9 +18,8 @@ from torch import Tensor
 
 from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
-from .output_pool import FLOATS
+from .output_pool import FLOATS, empty_rows
 from .output_pool import empty as pooled_empty
-from .output_pool import empty_rows as output_rows
 from .step_plan import NO_SPACE, StepPlan, read_flags
 
 SEGMENT = 256  # tokens between the states that training keeps: D M / 256 numbers for each token and head
@@ -136,13 +135,6 @@ class Inputs:
         self.call.out, self.call.out_stride = out.data_ptr(), _strides(out)
 
 
-def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised (B, H, T, M); a large float32 one from freed outputs."""
-    if dtype is torch.float32:
-        return pooled_empty(*shape)
-    return FLOATS.new_empty(shape, dtype=dtype)
-
-
 def forward(
     query: Tensor,
     key: Tensor,
@@ -167,7 +159,7 @@ def forward(
         call.input, call.input_stride = step.data_ptr(), _strides(step)
     if skip is not None:
         call.skip = skip.data_ptr()
-    out, final = output_rows(inputs.out_shape, value), FLOATS.new_empty(inputs.state_shape)
+    out, final = empty_rows(inputs.out_shape, value), FLOATS.new_empty(inputs.state_shape)
     checkpoints = FLOATS.new_empty(inputs.checkpoint_shape if train else (0,))
     inputs.set_out(out)
     call.state_new = final.data_ptr()
@@ -198,7 +190,7 @@ def backward(
     if grad_final is not None:
         grad_final = grad_final.contiguous()
         call.grad_state_new = grad_final.data_ptr()
-    grads = [empty_rows(tuple(x.shape), torch.float32) for x in (query, key, value)]
+    grads = [pooled_empty(*x.shape) for x in (query, key, value)]
     grad_decay = FLOATS.new_empty((0,) if log_decay is None else log_decay.shape)
     grad_state = FLOATS.new_empty(inputs.state_shape)
     call.grad_query, call.grad_key, call.grad_value = [x.data_ptr() for x in grads]
