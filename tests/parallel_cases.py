@@ -12,6 +12,7 @@ from torch import Tensor
 import linattn
 from linattn import parallel
 from linattn.functional.decayed_sums import decayed_sums
+from linattn.parallel import messages
 from linattn.parallel.delta_rule import decayed_sums as parallel_decayed_sums
 from linattn.parallel.groups import Members
 from linattn.states import ConvState, ScanState, State
@@ -340,6 +341,16 @@ def many_layers(who: Members, dies: int, how: str) -> str:
         except RuntimeError as error:
             return str(error)
     return "nothing happened"
+
+
+def sent_messages(who: Members) -> int:
+    """How many buffers are held after many more messages than may be under way."""
+    x = torch.randn(1, 16, 3, 4)
+    for _ in range(2 * messages.MOST_PENDING // 16):
+        parallel.attention(x, x, x, kernel="elu", is_causal=True, group=who.group, schedule="scan")
+    sent = messages._pending
+    assert who.last or sent
+    return len(sent)
 
 
 def processor_time(who: Members) -> float:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from linattn.parallel.messages import MOST_PENDING
 from parallel_support import SIZES
 
 
@@ -19,3 +20,7 @@ def test_bytes_do_not_depend_on_the_number_of_tokens(pool, size):
     if size > 2:  # states from process to process are fewer bytes than states of all to all
         for rule in ("sums", "decay", "delta", "scan"):
             assert max(x[f"{rule} scan"] for x in short) < max(x[f"{rule} gather"] for x in short)
+
+
+def test_sent_messages_are_let_go(pool):
+    assert max(pool.run(2, "parallel_cases.sent_messages")) <= MOST_PENDING

@@ -92,7 +92,7 @@ def run_causal(
     groups = _divisor(rule.parts(), MOST_GROUPS if scan else GATHER_GROUPS)
     rules = rule.split(groups)
     given: Sequence[State | None] = [None] * groups if state is None else split_state(state, groups)
-    rows, run = Rows(rule.head_dim, groups), _scan if scan else _gather
+    rows, run = Rows(rule.head_dim, groups, rule.rows_shape(), rule.rows_like()), _scan if scan else _gather
     finals = []
     for final in run(rules, given, layout, return_state, rows):
         finals.append(final)

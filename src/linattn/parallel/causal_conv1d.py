@@ -69,6 +69,12 @@ class ConvRule:
     def head_dim(self) -> int:
         return -2
 
+    def rows_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape)
+
+    def rows_like(self) -> Tensor:
+        return self.x
+
     def parts(self) -> int:
         return 1
 

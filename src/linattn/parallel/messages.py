@@ -4,6 +4,7 @@ Every process of an exchange passes tensors of the same names, shapes and dtypes
 sender will run a backward pass through it.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,12 +121,17 @@ def gather(tensors: Tensors, who: Members, *, flag: bool = False, kind: str = "s
     return Gathering(tensors, who, flag=flag, kind=kind).wait()
 
 
-_pending: list[tuple[Any, Tensor]] = []  # sends under way and their buffers
+MOST_PENDING = 64
+_pending: deque[tuple[Any, Tensor]] = deque()  # sends under way and their buffers, the oldest first
 
 
 def send(tensors: Tensors, to: int, who: Members, *, flag: bool = False) -> None:
-    """Starts to send to a member; returns at once."""
-    _pending[:] = [(work, buffer) for work, buffer in _pending if not work.is_completed()]
+    """Starts to send to a member; returns at once, unless many messages were not received yet.
+
+    gloo does not say that a message has arrived before one waits for it.
+    """
+    while len(_pending) >= MOST_PENDING:
+        wait(_pending.popleft()[0], who)
     buffer = pack(tensors, flag)
     try:
         _pending.append((dist.isend(buffer, who.ranks[to], group=who.group), buffer))

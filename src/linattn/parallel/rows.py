@@ -55,13 +55,16 @@ class _Part(torch.autograd.Function):
 class Rows:
     """Collects the rows of groups of heads in one tensor; the native engine writes them there itself.
 
-    dim: of the heads, counted from the end.
+    dim: of the heads, counted from the end. shape: of the rows of all heads. like: a tensor of their dtype and device.
     """
 
-    def __init__(self, dim: int, groups: int):
+    def __init__(self, dim: int, groups: int, shape: tuple[int, ...], like: Tensor):
         self.dim, self.groups = dim, groups
         self.parts: list[Tensor] = []
         self.out: Tensor | None = None
+        if groups > 1:
+            pooled = like.dtype is torch.float32 and like.is_cpu and len(shape) <= 4
+            self.out = output_pool.empty(*shape) if pooled else like.new_empty(shape)
 
     def place(self) -> AbstractContextManager[None]:
         """A context for the next group, whose rows then need not be copied, if they are contiguous in the whole."""
@@ -80,17 +83,11 @@ class Rows:
         return self.out.narrow(self.dim, i * width, width)
 
     def add(self, rows: Tensor) -> None:
-        if self.groups == 1:
-            self.parts.append(rows)
-            return
-        if self.out is None:
-            shape = list(rows.shape)
-            shape[self.dim] *= self.groups
-            pooled = rows.dtype is torch.float32 and rows.is_cpu and rows.dim() <= 4
-            self.out = output_pool.empty(*shape) if pooled else rows.new_empty(shape)
-        target = self._target(len(self.parts))
-        if rows.numel() and target.data_ptr() != rows.data_ptr():
-            target.copy_(rows.detach())
+        if self.out is not None:
+            target = self._target(len(self.parts))
+            assert target.shape == rows.shape
+            if rows.numel() and target.data_ptr() != rows.data_ptr():
+                target.copy_(rows.detach())
         self.parts.append(rows)
 
     def joined(self) -> Tensor:

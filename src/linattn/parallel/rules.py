@@ -59,6 +59,14 @@ class Rule(Protocol):
         """The dimension of the rows that `split` divides, counted from the end."""
         ...
 
+    def rows_shape(self) -> tuple[int, ...]:
+        """Of what `run` returns."""
+        ...
+
+    def rows_like(self) -> Tensor:
+        """An argument with the dtype and device of the rows."""
+        ...
+
 
 def rebuilt(like: State, tensors: Tensors) -> State:
     """A state of the same kind from other tensors."""

@@ -73,6 +73,13 @@ class ScanRule:
     def head_dim(self) -> int:
         return -2
 
+    def rows_shape(self) -> tuple[int, ...]:
+        return tuple(self.tensors["u"].shape)
+
+    def rows_like(self) -> Tensor:
+        x: Tensor = self.tensors["u"]
+        return x
+
     @property
     def _grouped(self) -> bool:
         return self.tensors["B"].dim() == self.batch + 3 and self.tensors["B"].shape[-3] > 1

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,10 +48,18 @@ class TokenRule:
     batch: int
     extra_work: float
     per_head_kernel: bool = False  # the kernel has weights for each head: the heads cannot be split
+    empties: dict[int, State] = field(default_factory=dict)  # by the number of heads; groups of heads share them
 
     @property
     def head_dim(self) -> int:
         return -3
+
+    def rows_shape(self) -> tuple[int, ...]:
+        query, value = self.tokens["query"].shape, self.tokens["value"].shape
+        return (*query[:-3], max(query[-3], value[-3]), query[-2], value[-1])
+
+    def rows_like(self) -> Tensor:
+        return self.tokens["query"]
 
     def parts(self) -> int:
         if self.per_head_kernel:
@@ -72,7 +80,10 @@ class TokenRule:
         return self._call(self.tokens, state, bounds=bounds)
 
     def empty(self) -> State:
-        return self._call(self._narrowed(0, 0), None)[1].detach()
+        heads = self.tokens["query"].shape[-3]
+        if heads not in self.empties:
+            self.empties[heads] = self._call(self._narrowed(0, 0), None)[1].detach()
+        return self.empties[heads]
 
     def _call(
         self, tokens: Mapping[str, Tensor], state: State | None, bounds: tuple[int, ...] | None = None
