@@ -12,7 +12,7 @@ SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(filter-out csrc/test/%,$(C
 # cmake and ninja of the virtual environment, for pip and for CMake's presets.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help demo test native lint sanitize sanitize-threads check-clang check-neon bench docs format clean
+.PHONY: help demo test native lint sanitize sanitize-threads check-clang check-neon bench figures docs format clean
 
 help:
 	@echo "make demo    install, then compare linear attention with softmax here (about a minute)"
@@ -24,6 +24,7 @@ help:
 	@echo "make check-clang  the native code built by clang++: its driver and its tests"
 	@echo "make check-neon  the native code for aarch64, run in qemu"
 	@echo "make bench   the benchmarks: every figure beside its bar"
+	@echo "make figures  rerun the lab's published figures and say which moved (FIGURES='--all', '--only faces')"
 	@echo "make docs    build the documentation site into out/site"
 	@echo "make format  rewrite the code in the house style"
 
@@ -85,6 +86,9 @@ check-neon: $(VENV)/demo.stamp
 
 bench: $(VENV)/demo.stamp
 	$(BIN)/python benchmarks/run.py
+
+figures: $(VENV)/dev.stamp
+	$(BIN)/linattn lab figures $(FIGURES)
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -80,6 +80,9 @@ LAB_COMMANDS = {
         commands=DIFFICULTY,
         examples=DIFFICULTY_EXAMPLES,
     ),
+    "figures": Command(
+        "run the commands behind the docs' figures anew: what moved", "linattn_lab.figures.commands.figures"
+    ),
     "faces": Command("FaceNet on your own folders of people", commands=FACES, examples=FACES_EXAMPLES),
 }
 LAB_EXAMPLES = """examples:

@@ -49,7 +49,7 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
         Finding("exactness", "phi(q).phi(k) against (q.k + 1)^2", 0.0, difference, 1e-12),
         Finding(
             "cross_terms",
-            "what [1, sqrt2 x_i, x_i^2] loses: mean |2 sum_{i<j} q_i q_j k_i k_j|",
+            "what [1, sqrt2 x_i, x_i^2] loses: mean size of 2 sum_{i<j} q_i q_j k_i k_j",
             float(cross.abs().mean()),
             float(forgotten.abs().mean()),
             1e-9,

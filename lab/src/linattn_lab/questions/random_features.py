@@ -68,15 +68,15 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
             exponent(counts, errors["positive"]),
             0.15,
         ),
-        Finding("exponent_trig", ".. trig", -0.5, exponent(counts, errors["trig"]), 0.1),
+        Finding("exponent_trig", "growth of the error with r, trig", -0.5, exponent(counts, errors["trig"]), 0.1),
         Finding(
             "error_positive",
-            "error at r = 256, positive: sqrt(mean (exp|q'+k'|^2 - 1) / r)",
+            "error at r = 256, positive: sqrt(mean (exp(norm(q'+k')^2) - 1) / r)",
             predicted["positive"][at],
             errors["positive"][at],
             0.3,
         ),
-        Finding("error_trig", ".. trig", predicted["trig"][at], errors["trig"][at], 0.2),
+        Finding("error_trig", "error at r = 256, trig", predicted["trig"][at], errors["trig"][at], 0.2),
         Finding("right_variance", f"error with w ~ N(0, I / sigma^2), r = {last}", 0.0, right[-1], 0.05),
         Finding(
             "wrong_variance", f"error with the printed w ~ N(0, sigma^2 I), r = {last}: stays", stuck, printed[-1], 0.1

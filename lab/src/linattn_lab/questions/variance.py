@@ -33,7 +33,7 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
     noise = 6 / pairs**0.5  # about four standard errors of a variance
     expected_variance = 64 * (SPREAD**4 + 2 * SPREAD**2 * MEAN**2)
     findings = [
-        Finding("mean", "E[q.k] = |mu|^2, entries of mean 0.5, d = 64", 64 * MEAN**2, float(shifted.mean()), 4 * noise),
+        Finding("mean", "E[q.k] = mu.mu, entries of mean 0.5, d = 64", 64 * MEAN**2, float(shifted.mean()), 4 * noise),
         Finding(
             "variance_shifted",
             "Var(q.k) = d (s^4 + 2 s^2 mu^2), s = 1.5",
@@ -42,7 +42,7 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
             noise,
         ),
         Finding("variance_64", "Var(q.k) = d at mu = 0, s = 1, d = 64", 64.0, variances[2], noise),
-        Finding("variance_1024", ".. and at d = 1024", 1024.0, variances[4], noise),
+        Finding("variance_1024", "Var(q.k) = d at mu = 0, s = 1, d = 1024", 1024.0, variances[4], noise),
         Finding("exponent", "growth of Var(q.k) with d", 1.0, exponent(DIMS, variances), noise),
         Finding(
             "largest_scaled",

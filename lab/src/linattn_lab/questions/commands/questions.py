@@ -4,10 +4,12 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from ...commandline import add_common, add_output, describe, did_you_mean, progress, require, table, write_json
+from ...commandline import add_common, add_output, describe, did_you_mean, progress, require, table, whole, write_json
+from ...figures import add_figures, save_figures
 from ...threads import one_thread
 from .. import QUESTIONS
 from ..answer import say
+from ..figures import figures_of
 
 HELP = """
 Five questions about attention, each a small experiment with the library that prints theory next to measurement and draws
@@ -27,6 +29,7 @@ examples:
   linattn lab questions argmax causal --quick
   linattn lab questions --html questions.html --json questions.json
   linattn lab questions --pictures out/
+  linattn lab questions --seeds 5 --figures figures.json
 """
 
 
@@ -37,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "--html", "one page of all, with the plots in it")
     parser.add_argument("--pictures", metavar="FOLDER", type=Path, help="one PNG for each question")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, some seconds")
+    parser.add_argument(
+        "--seeds", type=whole(1, 1000), default=1, help="for --figures: as many, from --seed on (default %(default)s)"
+    )
     add_common(parser)
+    add_figures(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +63,13 @@ def run(args: argparse.Namespace) -> int:
         for f in answer.findings:
             rows.append([f.statement, say(f.predicted), say(f.measured), "yes" if f.agrees else "no"])
         print(f"{answer.question}\n{textwrap.fill(answer.text, 100)}\n\n{table(rows, ' rr')}\n", flush=True)
+    if args.figures:
+        names = [answer.name for answer in answers]
+        by_seed = {args.seed: answers}
+        for number in progress(range(args.seed + 1, args.seed + args.seeds), desc="seeds"):
+            with one_thread():
+                by_seed[number] = [QUESTIONS[name](seed=number, quick=args.quick) for name in names]
+        save_figures(args, figures_of(by_seed))
     if args.json:
         write_json(args.json, {answer.name: answer.figures() for answer in answers})
         print(f"wrote {args.json}")
