@@ -1,5 +1,6 @@
 """Calibration hands slots to the heads that need them, and its files are found again."""
 
+import json
 import sys
 
 import pytest
@@ -59,6 +60,16 @@ def test_calibration_is_saved_and_found(family, tmp_path):
 def test_a_damaged_file_says_so(tmp_path):
     (tmp_path / "linattn-budgets.json").write_text('{"budgets": ')
     with pytest.raises(ValueError, match="not a calibration"):
+        Calibration.load(tmp_path)
+
+
+def test_budgets_of_another_rule_are_refused(tmp_path):
+    calibrate(build("llama"), tokens(1, 300), 24, kernel=NearFar(**KERNEL), save=tmp_path, progress=False)
+    file = tmp_path / "linattn-budgets.json"
+    content = json.loads(file.read_text())
+    assert content.pop("rule")
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="another rule of near/far: calibrate anew"):
         Calibration.load(tmp_path)
 
 

@@ -16,6 +16,7 @@ from .._tensor_files import read_tensors, write_tensors
 from ..nearfar import NearFar
 
 STEM = "linattn-budgets"
+RULE = 2  # by which near/far chooses what to pool: errors that were measured under another say nothing
 
 
 @dataclass
@@ -84,7 +85,8 @@ class Calibration:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         tried = [asdict(option) for option in self.options]
-        content = {"kernel": self.kernel, "options": tried, "chosen": {str(k): v for k, v in self.chosen.items()}}
+        chosen = {str(k): v for k, v in self.chosen.items()}
+        content = {"rule": RULE, "kernel": self.kernel, "options": tried, "chosen": chosen}
         write_tensors(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
         write_json(path / f"{STEM}.json", content)
 
@@ -94,6 +96,11 @@ class Calibration:
         path = Path(folder)
         try:
             content = json.loads((path / f"{STEM}.json").read_text())
+            if content.get("rule") != RULE:
+                raise ValueError(
+                    f"the budgets in {path} were measured under another rule of near/far: calibrate anew "
+                    f"(linattn.hf.calibrate, or linattn fidelity --calibrate), or remove {STEM}.json."
+                )
             tensors, _ = read_tensors(path / f"{STEM}.safetensors")
             chosen = {int(k): [int(i) for i in v] for k, v in content["chosen"].items()}
             options = [Option(**option) for option in content["options"]]

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ..functional.attention import attention
 from ..nearfar import NearFar
-from .budgets import Calibration, Option, hand_out
+from .budgets import RULE, Calibration, Option, hand_out
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .unfinished import Unfinished
 
@@ -84,7 +84,7 @@ def calibrate(
         kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
         options += [Option(m, recall, m + kept) for m in BESIDE_RECALL]
     shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
-    done = Unfinished(None if save is None else Path(save), model, ids, shape, options)
+    done = Unfinished(None if save is None else Path(save), model, ids, RULE, shape, options)
 
     def visit(layer: int, measure: Measure) -> Tensor:
         return done.rows[layer] if layer in done.rows else done.add(layer, _try(near_far, options, ids, measure))

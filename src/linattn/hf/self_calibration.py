@@ -17,11 +17,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from .._files import cache_folder
 from ..nearfar import NearFar
-from .budgets import Calibration
+from .budgets import RULE, Calibration
 from .calibrate import calibrate
 from .modules import attention_modules, head_dim, is_sliding
 
-RULE = 2  # of merging: budgets that were measured with another are measured again
 LENGTH = 2048  # tokens to measure on
 SAMPLES = 8  # that are written side by side: decoding a batch costs little more than decoding one
 RECALL = 64  # blocks that a head may recall where memory alone is given

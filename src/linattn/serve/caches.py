@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Linea
 from ..hf import StateCache
 from ..nearfar.state import NearFarState
 from ..states import State
+from . import region
 
 GROWTH = 1.125  # of a full buffer of keys and values
 LEAST_ROOM = 128  # tokens that a grown buffer has room for, at least
@@ -116,15 +117,25 @@ def _fork_layer(layer: Any) -> Any:
 
 
 def compact(cache: Cache) -> Cache:
-    """A fork to keep: without spare room, except for keys and values that a buffer shares."""
+    """A fork to keep: in a region of its own without spare room, except for keys and values that a buffer shares."""
     new = fork(cache)
-    for layer in new.layers:
-        for name, x in list(layer.__dict__.items()):
-            if isinstance(x, State):
-                layer.__dict__[name] = _compact_state(x)
-            elif isinstance(x, Tensor) and _spare(x):
-                layer.__dict__[name] = x.clone()
+    states = {(layer, name): _without_spare(x) for layer, name, x in _attributes(new) if isinstance(x, State)}
+    others = {(layer, name): x for layer, name, x in _attributes(new) if isinstance(x, Tensor) and _spare(x)}
+    found = [*(x for state in states.values() for x in state.tensors().values()), *others.values()]
+    if any(not x.is_cpu for x in found):
+        made = iter([x.clone() for x in found])
+    else:
+        made = iter(region.copies(found))
+    for (layer, name), state in states.items():
+        new.layers[layer].__dict__[name] = state.map(lambda _, _x: next(made))
+    for layer, name in others:
+        new.layers[layer].__dict__[name] = next(made)
     return new
+
+
+def _attributes(cache: Cache) -> Iterator[tuple[int, str, Any]]:
+    for i, layer in enumerate(cache.layers):
+        yield from ((i, name, x) for name, x in layer.__dict__.items())
 
 
 def _spare(x: Tensor) -> bool:
@@ -132,13 +143,13 @@ def _spare(x: Tensor) -> bool:
     return x.untyped_storage().nbytes() > x.numel() * x.element_size()
 
 
-def _compact_state(state: State) -> State:
+def _without_spare(state: State) -> State:
     """A copy, without near tokens that are in slots already. The state itself stays packed."""
     new = state.clone()
     if not isinstance(new, NearFarState):
         return new
     spare = new.near.shape[-2] - int((new.tokens - new.merged).max())
-    return replace(new, near=new.near[..., spare:, :].clone()) if spare > 0 else new
+    return replace(new, near=new.near[..., spare:, :]) if spare > 0 else new
 
 
 def tensors_of(layer: Any) -> Iterator[tuple[str, Tensor]]:
