@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad as fwAD
 
 import linattn
 from linattn.engines import native
@@ -100,6 +101,56 @@ def test_a_donated_state_that_overflows_is_an_error(call, shape):
     q, k, v, beta, decay = one(given, 1)
     with pytest.raises(ValueError, match="beyond the range"):
         call(q * 0 + 1, k * 0 + 1, v, beta, decay * 0, state=state, donate_state=True)
+
+
+def dual(q):
+    return fwAD.make_dual(q, torch.ones_like(q))
+
+
+UNLIKE = {
+    "gradients": lambda given, step: step(given[0].detach().requires_grad_(), *given[1:]),
+    "strides": lambda given, step: step(given[0].repeat(1, 1, 1, 2)[..., ::2], *given[1:]),
+    "negated view": lambda given, step: step(torch._neg_view(-given[0]), *given[1:]),
+    "the same tensor twice": lambda given, step: step(given[1], *given[1:]),
+    "shape": lambda given, step: step(*(x[:1] for x in given)),
+    "dtype": lambda given, step: step(*(x.double() for x in given)),
+    "parameter": lambda given, step: step(torch.nn.Parameter(given[0], requires_grad=False), *given[1:]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own forward gradients use it
+@pytest.mark.parametrize("how", [*UNLIKE, "inference mode", "forward gradients"])
+@pytest.mark.parametrize("call", [delta, sums])
+def test_a_call_unlike_the_last_one_is_not_taken_for_it(call, how):
+    given = tokens(2)
+    first, second = one(given, 0), one(given, 1)
+    _, state = call(*first)
+    for _ in range(3):  # the plan of such calls is known from now on
+        call(*second, state=state)
+
+    def step(engine, *tensors):
+        part = state.map(lambda _, x: x[: len(tensors[0])])
+        out, after = call(*tensors, state=part, engine=engine)
+        torch.testing.assert_close(after.tokens, part.tokens + 1)
+        return out, after.S
+
+    def both(run):
+        return run(lambda *x: step("auto", *x)), run(lambda *x: step("torch", *x))
+
+    if how == "inference mode":
+        with torch.inference_mode():
+            ours, theirs = both(lambda step: step(*[x.clone() for x in second]))
+    elif how == "forward gradients":
+        with fwAD.dual_level():
+            ours, theirs = both(lambda step: step(dual(second[0]), *second[1:]))
+            tangents = [fwAD.unpack_dual(x[0]).tangent for x in (ours, theirs)]
+            assert tangents[0] is not None
+            torch.testing.assert_close(*tangents, rtol=1e-5, atol=1e-5)
+    else:
+        ours, theirs = both(lambda step: UNLIKE[how](second, step))
+        assert ours[0].requires_grad == (how == "gradients")
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
 def test_other_kernels_masks_and_gradients_take_the_flag_too():
