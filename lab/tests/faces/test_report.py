@@ -117,6 +117,7 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     from linattn_lab.faces.reports import plots as pictures
     from linattn_lab.faces.reports import report_page as page
     from linattn_lab.faces.reports import report_text as report_command
+    from linattn_lab.faces.reports.report_figures import figures_of
 
     whole = study.Study(Recipe(), seeds=2)
     results = made_up_results(whole.jobs())
@@ -134,6 +135,15 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     assert found["bytes"]["128"]["auc"] == pytest.approx(found["bytes"]["512"]["auc"], abs=1e-3)
     assert found["core_minutes"] == len(whole.jobs()) == len(set(whole.jobs()))
     assert all(low <= found[key] <= high for key, (low, high) in found["interval_95"].items())
+    folds = protocol.tested_pairs(results, whole.default[0], "plain")
+    published = figures_of(whole, results, {"pixels": folds})
+    for far in ("1e-2", "1e-3"):
+        network = published[f"verification|network|VAL@FAR {far}"]
+        assert network.value == pytest.approx(found[f"val_at_far_{far}"])
+        assert [network.low, network.high] == pytest.approx(found["interval_95"][f"val_at_far_{far}"])
+        assert published[f"changed|dimension 32|VAL@FAR {far}"].seeds == (0,)
+        assert published[f"gain|new-old above old-old|VAL@FAR {far}"].value == 0
+        assert published[f"mining|random, 150 steps|VAL@FAR {far}"].seeds == (0, 1)
     text = report_command.text(found)
     assert "fisherfaces" in text
     assert "new-old above old-old, 95 % over people: +0.000 to +0.000 at 1e-2" in text
