@@ -159,3 +159,14 @@ def test_figures_of_unseen_people_have_intervals_over_people():
     one = found["unseen|people 1 to 10|FAR"]
     assert 0 < whole.high - whole.low < one.high - one.low
     assert found["unseen|people 1 to 10|clusters"].value == 10.5
+
+
+def test_ways_to_cluster_are_compared_on_people_they_were_not_set_by():
+    from linattn_lab.faces.reports.clusterings import WAYS, compare
+
+    folds = {seed: [faces(5, 6, seed=4 * seed + k, noise=0.6, dim=24) for k in range(3)] for seed in (0, 1)}
+    found = compare(folds)
+    assert len(found) == 2 * len(WAYS)
+    assert found["clusterings|average linkage, the default|all images"].value > 0.9
+    assert found["clusterings|average linkage, the default|3 images of each"].value > 0.9
+    assert {one.seeds for one in found.values()} == {(0, 1)}

@@ -2,9 +2,15 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...commandline import add_output, describe, progress, real, require, table, whole, write_json
 from ...figures import add_figures, save_figures
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..reports.unseen import UnseenJob
 
 HELP = """
 Does what `train` does with 30 people of the ORL faces, and looks at the other 10: the rate of false accepts (FAR) and of
@@ -45,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     require("PIL", "sklearn", "scipy", "safetensors", "tqdm", "pytorch_metric_learning")
+    from ..reports.clusterings import compare
     from ..reports.orl_protocol import FOLDS, run_jobs, variant
     from ..reports.unseen import COLUMNS, UnseenJob, facts_of, figures_of, look
     from ..training.fit import Choice
@@ -64,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"ORL, 4 folds of 10 unseen people; threshold chosen for a rate of false accepts of {args.far:g}\n")
     print(table(rows, " rrrrrrrr"))
     found = figures_of(seen)
+    compared = compare(
+        {seed: [_fold(job, results[job]["vectors"]) for job in jobs if job.seed == seed] for seed in range(args.seeds)}
+    )
     print("\nmean over seeds, 95 % over people (F1 and clusters: over seeds; of all folds: over folds)\n")
     names = list(dict.fromkeys(key.split("|")[1] for key in found))
     lines = [["", *COLUMNS]]
@@ -71,10 +81,22 @@ def run(args: argparse.Namespace) -> int:
         every = [found[f"unseen|{name}|{column}"] for column in COLUMNS]
         lines.append([name, *(f"{one.text()} ({one.interval()})" for one in every)])
     print(table(lines, " rrrr"))
+    print("\nways to cluster: pairwise F1, what is free in each chosen on the other folds (95 % over folds)\n")
+    lines = [["", *dict.fromkeys(key.split("|")[2] for key in compared)]]
+    for name in dict.fromkeys(key.split("|")[1] for key in compared):
+        own = [one for key, one in compared.items() if key.split("|")[1] == name]
+        lines.append([name, *(f"{one.text()} ({one.interval()})" for one in own)])
+    print(table(lines, " rr"))
     minutes = sum(float(results[job]["seconds"]) for job in jobs) / 60
     print(f"\nfitted in {minutes:.1f} core-minutes")
     if args.json:
         write_json(args.json, {"far": args.far, "runs": facts_of(seen), "core_minutes": minutes})
         print(f"wrote {args.json}")
-    save_figures(args, found)
+    save_figures(args, found | compared)
     return 0
+
+
+def _fold(job: "UnseenJob", vectors: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
+    from ..reports.orl_protocol import people_of
+
+    return vectors, people_of(job.fold)
