@@ -3,7 +3,7 @@
 from ..figures import Figure, over_seeds
 from .denoise import Result
 
-# Of one seed nothing is known of others: half a dB either way, about what 1000 images or 5 people change.
+# Of one seed nothing is known of others. With the same seed only rounding differs: half a dB more or less would be a fault.
 ROOM = 0.5
 
 
