@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from linattn_lab.faces.index.quantization import from_bytes, to_bytes
 from linattn_lab.faces.networks import NetworkSpec
 from linattn_lab.faces.reports import orl_protocol as protocol
 from linattn_lab.faces.reports import study
+from linattn_lab.faces.reports.report_figures import figures_of
 from linattn_lab.faces.training import mining
 from linattn_lab.faces.training.recipe import Recipe
 from linattn_lab.faces.verification import metrics as evaluate
@@ -117,7 +119,6 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     from linattn_lab.faces.reports import plots as pictures
     from linattn_lab.faces.reports import report_page as page
     from linattn_lab.faces.reports import report_text as report_command
-    from linattn_lab.faces.reports.report_figures import figures_of
 
     whole = study.Study(Recipe(), seeds=2)
     results = made_up_results(whole.jobs())
@@ -135,15 +136,6 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     assert found["bytes"]["128"]["auc"] == pytest.approx(found["bytes"]["512"]["auc"], abs=1e-3)
     assert found["core_minutes"] == len(whole.jobs()) == len(set(whole.jobs()))
     assert all(low <= found[key] <= high for key, (low, high) in found["interval_95"].items())
-    folds = protocol.tested_pairs(results, whole.default[0], "plain")
-    published = figures_of(whole, results, {"pixels": folds})
-    for far in ("1e-2", "1e-3"):
-        network = published[f"verification|network|VAL@FAR {far}"]
-        assert network.value == pytest.approx(found[f"val_at_far_{far}"])
-        assert [network.low, network.high] == pytest.approx(found["interval_95"][f"val_at_far_{far}"])
-        assert published[f"changed|dimension 32|VAL@FAR {far}"].seeds == (0,)
-        assert published[f"gain|new-old above old-old|VAL@FAR {far}"].value == 0
-        assert published[f"mining|random, 150 steps|VAL@FAR {far}"].seeds == (0, 1)
     text = report_command.text(found)
     assert "fisherfaces" in text
     assert "new-old above old-old, 95 % over people: +0.000 to +0.000 at 1e-2" in text
@@ -158,6 +150,25 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert text.count("<figure>") == 20
     assert "http" not in text
+
+
+def test_published_figures_are_those_of_the_report_with_intervals_over_people(monkeypatch):
+    monkeypatch.setattr(evaluate, "_draws", partial(evaluate._draws, draws=40))
+    part = study.Study(Recipe(), seeds=1, ablations=False)
+    part.ablations = {"dimension": {"32": protocol.over_folds(protocol.variant(Recipe(), dim=32), 0)}}
+    results = made_up_results(part.jobs())
+    folds = protocol.tested_pairs(results, part.default[0], "vectors")
+    published = figures_of(part, results, {"pixels": folds})
+    for far in (1e-2, 1e-3):
+        name = f"VAL@FAR 1e{round(np.log10(far))}"
+        network = published[f"verification|network|{name}"]
+        assert network == published[f"verification|pixels|{name}"]  # which are the same vectors here
+        assert network.value == pytest.approx(np.mean([evaluate.val_at_far(fold, far) for fold in folds]))
+        assert network.low < network.value < network.high
+        assert published[f"changed|dimension 32|{name}"].value != network.value
+        assert published[f"gain|new-old above old-old|{name}"].value == 0  # the same vectors, old and new
+        assert published[f"mining|semihard, 30 steps|{name}"].seeds == (0, 1)
+        assert published[f"mining|random, 150 steps|{name}"].seeds == (0,)
 
 
 def test_jobs_are_kept_and_not_done_again(tmp_path):
