@@ -156,7 +156,10 @@ def test_published_figures_are_those_of_the_report_with_intervals_over_people(mo
     monkeypatch.setattr(evaluate, "_draws", partial(evaluate._draws, draws=40))
     part = study.Study(Recipe(), seeds=1, ablations=False)
     part.ablations = {"dimension": {"32": protocol.over_folds(protocol.variant(Recipe(), dim=32), 0)}}
-    results = made_up_results(part.jobs())
+    results, generator = made_up_results(part.jobs()), np.random.default_rng(1)
+    for found in results.values():
+        noisy = found["vectors"] + generator.normal(size=found["vectors"].shape) / 6
+        found.update(dict.fromkeys([name for name in found if name != "seconds"], noisy))
     folds = protocol.tested_pairs(results, part.default[0], "vectors")
     published = figures_of(part, results, {"pixels": folds})
     for far in (1e-2, 1e-3):
