@@ -5,7 +5,9 @@ import struct
 import zlib
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import nn
 
 
 def picture(seed=0, size=(46, 56)):
@@ -43,3 +45,15 @@ def broken_files(folder):
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return sorted(contents)
+
+
+def write_people(folder, people=8, each=5, size=(40, 32)):
+    """Pictures of made-up people: smooth patterns, moved and noisy."""
+    generator = torch.Generator().manual_seed(0)
+    for person in range(people):
+        (folder / f"p{person}").mkdir(parents=True)
+        coarse = torch.rand(1, 1, 6, 5, generator=generator)
+        for picture in range(each):
+            shown = nn.functional.interpolate(coarse, size, mode="bicubic").clamp(0, 1)[0, 0]
+            shown = shown.roll((picture % 3, picture % 2), (0, 1)) + 0.05 * torch.randn(size, generator=generator)
+            Image.fromarray((shown.clamp(0, 1) * 255).byte().numpy()).save(folder / f"p{person}" / f"{picture}.png")

@@ -7,6 +7,9 @@ FACES = {
     "report": Command(
         "verify unseen people, compared with Fisherfaces; ablations", "linattn_lab.faces.commands.report"
     ),
+    "unseen": Command(
+        "the threshold and the clusters of `train` on people it has not seen", "linattn_lab.faces.commands.unseen"
+    ),
     "orl": Command("write the ORL faces as a folder of person/image files", "linattn_lab.faces.commands.orl"),
     "embed": Command("add the faces of a folder to an index", "linattn_lab.faces.commands.embed"),
     "verify": Command("tell whether two images show the same person", "linattn_lab.faces.commands.verify"),

@@ -13,7 +13,9 @@ from cli_support import refusal
 from linattn.cli import main
 from linattn_lab.difficulty import Measured, activations, knn_probe, measure, points, prediction_depth, runs, vote
 from linattn_lab.difficulty.depth import bands
+from linattn_lab.difficulty.figures import figures_of
 from linattn_lab.difficulty.statistics import by_depth, partial_rank_correlation, rank_correlation
+from linattn_lab.figures.published import read_figures
 from linattn_lab.images import Part, ResNet18, generate, load, scores, train
 from linattn_lab.neighbours import smallest
 from linattn_lab.training.config import TrainConfig
@@ -277,7 +279,16 @@ def test_report_trains_and_measures_what_is_missing_and_is_quick_the_second_time
 
     monkeypatch.setattr(runs, "train", never)
     monkeypatch.setattr(runs, "measure", never)
-    assert main(words) == 0  # the folder knows what it was trained on
+    published = tmp_path / "published.json"
+    assert main([*words, "--figures", str(published)]) == 0  # the folder knows what it was trained on
+    printed = read_figures(published)
+    assert printed["correlation|noise|Spearman"].value == pytest.approx(found["spearman_noise"])
+    assert printed["correlation|depth in another network|Spearman"].value == pytest.approx(found["consistency"])
+    assert printed["accuracy|all|test"].value == pytest.approx(np.mean(found["accuracy"]))
+    bands = [printed[f"accuracy|{band}|test"].value for band in found["depth_bands"]]
+    assert bands == pytest.approx(found["accuracy_by_depth"])
+    assert sum(printed[f"accuracy|{band}|share of test"].value for band in found["depth_bands"]) == pytest.approx(1)
+    assert all(one.seeds == (0, 1) and one.low < one.high for one in printed.values() if 0 < one.value < 1)
     again = capsys.readouterr().out
     assert again.split("wrote")[0] == first.split("wrote")[0]
     assert main([*words, "--width", "8"]) == 2
@@ -314,6 +325,27 @@ def test_every_training_picture_is_measured_by_a_network_that_has_not_seen_it(tm
         assert not set(run.split(60, net)[0].tolist()) & set(places.tolist())
         assert torch.equal(part.labels, images.train.labels[places])
     assert all(torch.equal(part.labels, images.test.labels[:5]) for part in outcome.test)
+
+
+def test_intervals_of_figures_know_images_and_networks():
+    """100 images that three networks see alike: the bootstrap's interval; networks that differ widen it."""
+    images = load("shapes", train=10, test=400)
+    generator = torch.Generator().manual_seed(0)
+
+    def outcome(*rates):
+        parts = []
+        for rate in rates:
+            wrong = torch.rand(400, generator=generator) < rate
+            said = torch.where(wrong, (images.test.labels + 1) % 6, images.test.labels)
+            parts.append(Measured(said.expand(3, -1), said, torch.ones(400), torch.arange(400), images.test.labels))
+        held = [Measured(p.probes[:, :0], p.network[:0], p.sureness[:0], p.places[:0], p.labels[:0]) for p in parts]
+        return runs.Outcome(("a", "b", "c"), parts, held)
+
+    one = figures_of(outcome(0.2), images, (0,))["accuracy|all|test"]
+    assert (one.high - one.low) / 2 == pytest.approx(1.96 * (one.value * (1 - one.value) / 400) ** 0.5, rel=0.25)
+    apart = figures_of(outcome(0.05, 0.2, 0.5), images, (0, 1, 2))["accuracy|all|test"]
+    assert apart.high - apart.low > 5 * (one.high - one.low)
+    assert (apart.low, apart.high) == (max(0, apart.low), min(1, apart.high))
 
 
 @pytest.mark.parametrize("name", ["train", "measure", "report"])

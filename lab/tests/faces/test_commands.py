@@ -113,7 +113,7 @@ def test_cluster_draws_sheet_and_page_and_copies(photos, model, tmp_path, capsys
     threshold = ["--threshold", "0.01"]
     assert run("cluster", photos, "--model", model, *threshold, *words) == 0
     said = capsys.readouterr().out
-    assert "8 pictures: 2 clusters, 0 alone, at threshold 0.010" in said
+    assert "8 pictures: 2 clusters, 0 alone, merged up to 0.010" in said
     assert "F1 0." in said
     sizes = {path.name: len(list(path.iterdir())) for path in out["sorted"].iterdir()}
     assert sizes == {"001": 4, "002": 4}
@@ -138,7 +138,7 @@ def test_an_index_is_clustered_without_its_model_and_with_pictures_gone(photos, 
     assert run("cluster", "--index", tmp_path / "index", *words) == 0
     said = capsys.readouterr().out
     assert "8 pictures: " in said
-    assert "at threshold 0.050" in said
+    assert "merged up to 0.050" in said
     assert "copied 0 pictures" in said
 
 

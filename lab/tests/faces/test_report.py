@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from linattn_lab.faces.index.quantization import from_bytes, to_bytes
 from linattn_lab.faces.networks import NetworkSpec
 from linattn_lab.faces.reports import orl_protocol as protocol
 from linattn_lab.faces.reports import study
+from linattn_lab.faces.reports.report_figures import figures_of
 from linattn_lab.faces.training import mining
 from linattn_lab.faces.training.recipe import Recipe
 from linattn_lab.faces.verification import metrics as evaluate
@@ -148,6 +150,28 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert text.count("<figure>") == 20
     assert "http" not in text
+
+
+def test_published_figures_are_those_of_the_report_with_intervals_over_people(monkeypatch):
+    monkeypatch.setattr(evaluate, "_draws", partial(evaluate._draws, draws=40))
+    part = study.Study(Recipe(), seeds=1, ablations=False)
+    part.ablations = {"dimension": {"32": protocol.over_folds(protocol.variant(Recipe(), dim=32), 0)}}
+    results, generator = made_up_results(part.jobs()), np.random.default_rng(1)
+    for found in results.values():
+        noisy = found["vectors"] + generator.normal(size=found["vectors"].shape) / 6
+        found.update(dict.fromkeys([name for name in found if name != "seconds"], noisy))
+    folds = protocol.tested_pairs(results, part.default[0], "vectors")
+    published = figures_of(part, results, {"pixels": folds})
+    for far in (1e-2, 1e-3):
+        name = f"VAL@FAR 1e{round(np.log10(far))}"
+        network = published[f"verification|network|{name}"]
+        assert network == published[f"verification|pixels|{name}"]  # which are the same vectors here
+        assert network.value == pytest.approx(np.mean([evaluate.val_at_far(fold, far) for fold in folds]))
+        assert network.low < network.value < network.high
+        assert published[f"changed|dimension 32|{name}"].value != network.value
+        assert published[f"gain|new-old above old-old|{name}"].value == 0  # the same vectors, old and new
+        assert published[f"mining|semihard, 30 steps|{name}"].seeds == (0, 1)
+        assert published[f"mining|random, 150 steps|{name}"].seeds == (0,)
 
 
 def test_jobs_are_kept_and_not_done_again(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.utils.flop_counter import FlopCounterMode
 
+from face_files import write_people
 from linattn.cli import main
 from linattn_lab.faces import images
 from linattn_lab.faces.embedder import Embedder, harmonic_whitening_of, whitening_of
@@ -180,18 +181,6 @@ def test_views_move_turn_and_light_pictures():
     assert (augment(disk, replace(still, turn=90.0)) - disk).abs().max() < 0.1
 
 
-def write_people(folder, people=8, each=5, size=(40, 32)):
-    """Pictures of made-up people: smooth patterns, moved and noisy."""
-    generator = torch.Generator().manual_seed(0)
-    for person in range(people):
-        (folder / f"p{person}").mkdir(parents=True)
-        coarse = torch.rand(1, 1, 6, 5, generator=generator)
-        for picture in range(each):
-            shown = nn.functional.interpolate(coarse, size, mode="bicubic").clamp(0, 1)[0, 0]
-            shown = shown.roll((picture % 3, picture % 2), (0, 1)) + 0.05 * torch.randn(size, generator=generator)
-            Image.fromarray((shown.clamp(0, 1) * 255).byte().numpy()).save(folder / f"p{person}" / f"{picture}.png")
-
-
 def test_pictures_of_any_kind_are_read_and_broken_ones_named(tmp_path):
     grey = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) * 5)
     (tmp_path / "ada").mkdir()
@@ -305,10 +294,11 @@ def test_train_on_a_folder_tells_unseen_people_apart_and_resumes(tmp_path, capsy
     assert main([*words, "30"]) == 0
     said = capsys.readouterr().out
     assert "40 pictures of 8 people, 1 skipped" in said
-    assert "trained on 6 people; of 2 others" in said
+    assert "trained on 6 people\nthreshold" in said
+    assert "held-out people: 2," in said
     embedder = Embedder.load(tmp_path / "model")
-    assert embedder.about["accuracy"] > 0.9
-    assert 0 < embedder.threshold < 4
+    assert embedder.about["val"] > 0.9
+    assert 0 < embedder.about["threshold_95"][0] <= embedder.threshold <= embedder.about["threshold_95"][1] < 4
     first = embedder.digest()
     assert main([*words, "30"]) == 0  # nothing is left to do
     assert Embedder.load(tmp_path / "model").digest() == first

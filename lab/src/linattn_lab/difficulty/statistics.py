@@ -115,6 +115,13 @@ def partial_rank_correlation(one: np.ndarray, other: np.ndarray, given: np.ndarr
     return rho, float(2 * student.sf(abs(rho) * (freedom / max(1 - rho**2, 1e-300)) ** 0.5, freedom))
 
 
+def correlations(depth: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Spearman's rank correlation of depth with each truth that varies, and those of `_apart`, each with its p."""
+    found = {name: rank_correlation(depth, values) for name, values in truth.items()}
+    found = {name: one for name, one in found.items() if np.isfinite(one[0])}
+    return found | _apart(depth, {name: truth[name] for name in found})
+
+
 def _apart(depth: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     """Large shapes have less room to move, so size is also seen apart from how far off the centre a shape lies."""
     found = {}

@@ -71,6 +71,7 @@ class Embedder:
         network: its weights; by default fresh ones.
         whitening: matrix (dim, dim) that the vectors go through last; see `whitening_of`. By default none.
         threshold: squared distance up to which two images are taken for one person.
+        cut: mean squared distance up to which clusters of images merge; by default the threshold.
         about: what it was trained on, for people and for JSON.
     """
 
@@ -81,9 +82,11 @@ class Embedder:
         whitening: Tensor | None = None,
         *,
         threshold: float = 1.0,
+        cut: float | None = None,
         about: dict[str, Any] | None = None,
     ):
         self.spec, self.threshold, self.about = spec, threshold, about or {}
+        self.cut = threshold if cut is None else cut
         self.network = (build(spec) if network is None else network).eval()
         self.whitening = torch.eye(spec.dim) if whitening is None else whitening
 
@@ -123,7 +126,8 @@ class Embedder:
         top = Path(folder)
         top.mkdir(parents=True, exist_ok=True)
         write_tensors(top / "embedder.safetensors", self._tensors(), {"version": "1"})
-        facts = {"format": FORMAT, "spec": asdict(self.spec), "threshold": self.threshold, "about": self.about}
+        facts = {"format": FORMAT, "spec": asdict(self.spec), "threshold": self.threshold, "cut": self.cut}
+        facts |= {"about": self.about}
         write_json(top / "embedder.json", facts)
 
     @classmethod
@@ -139,7 +143,9 @@ class Embedder:
                     f"{top / 'embedder.json'} has format {facts.get('format')}, this version reads {FORMAT}."
                 )
             spec = NetworkSpec(**{**facts["spec"], "size": tuple(facts["spec"]["size"])})
-            embedder = cls(spec, threshold=float(facts["threshold"]), about=facts["about"])
+            threshold = float(facts["threshold"])
+            cut = float(facts.get("cut", threshold))  # models of earlier versions have one number for both
+            embedder = cls(spec, threshold=threshold, cut=cut, about=facts["about"])
         with parsing(top / "embedder.safetensors"):
             tensors, _ = read_tensors(top / "embedder.safetensors")
             embedder.whitening = tensors.pop("whitening")

@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ...commandline import add_output, describe, require, table, write_json
+from ...figures import add_figures, save_figures
 
 if TYPE_CHECKING:
     from ..statistics import Findings
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "--page", "the page (default report.html in the folder)")
     add_output(parser, "--picture", "also the main findings in one picture (.png)", suffixes=(".png",))
     add_output(parser, "--json", "write the figures for machines")
+    add_figures(parser)
     add_run(parser)
     add_probing(parser)
 
@@ -60,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, for_machines(findings))
         print(f"wrote {args.json}")
+    if args.figures:
+        from ..figures import figures_of
+
+        seeds = tuple(chosen.config.seed + net for net in range(chosen.seeds))
+        save_figures(args, figures_of(outcome, images, seeds))
     return 0
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from ..reports.contact_sheet import Group, Shown
 
 HELP = """
-Groups images by person without labels: agglomerative clustering, which stops when the mean squared distance between
-clusters exceeds the threshold; a lower threshold gives more and purer clusters. Writes a
-contact sheet and a page. Where images lie in folders by person, it says how well the clusters match them, and marks the
-images that lie with other people.
+Groups images by person without labels, and without knowing how many people there are: agglomerative clustering with
+average linkage, which stops when no two clusters have a mean squared distance up to the model's cut. `train` has chosen
+the cut on people that it held out, for the best pairwise F1; it is not the threshold of verify. A lower --threshold
+gives more and purer clusters. Writes a contact sheet and a page. Where images lie in folders by person, it says how
+well the clusters match them, and marks the images that lie with other people.
 
 examples:
   linattn lab faces cluster                         # the pictures of faces-index
@@ -28,7 +29,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
-    add_gallery(parser, "pictures")
+    add_gallery(parser, "pictures", "mean squared distance of two clusters up to which they merge")
     add_output(
         parser,
         "--picture",
@@ -55,17 +56,17 @@ def run(args: argparse.Namespace) -> int:
     gallery = load_gallery(args)
     if not gallery.faces:
         raise ValueError(f"{gallery.title} holds no picture that can be read.")
-    labels = cluster(gallery.embeddings, gallery.threshold)
+    labels = cluster(gallery.embeddings, gallery.cut)
     members = [[gallery.faces[i] for i in rows] for rows in typical_first(gallery.embeddings, labels)]
     many = [group for group in members if len(group) > 1]
     alone = [group[0] for group in members if len(group) == 1]
     summary = (
         f"{counted(len(gallery.faces), 'picture')}: {counted(len(many), 'cluster')}, {len(alone)} alone, "
-        f"at threshold {gallery.threshold:.3f}"
+        f"merged up to {gallery.cut:.3f}"
     )
     print(summary)
     figures: dict[str, Any] = {
-        "threshold": gallery.threshold,
+        "cut": gallery.cut,
         "clusters": [[f.file for f in group] for group in members],
     }
     lines = [summary]
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         match = agreement(labels[known], people)
         lines.append(
             f"against {len(set(people))} people: of pairs put together {100 * match.precision:.1f} % are one person, "
-            f"of pairs of one person {100 * match.recall:.1f} % are together (F1 {match.f1:.3f})"
+            f"of pairs of one person {100 * match.recall:.1f} % are together (pairwise F1 {match.f1:.3f})"
         )
         print(lines[-1])
         figures |= {"precision": match.precision, "recall": match.recall, "f1": match.f1, "people": len(set(people))}

@@ -78,6 +78,7 @@ def open_or_create(args: argparse.Namespace, embedder: "Embedder") -> "FaceIndex
             "network": embedder.digest(),
             "model": str(args.model.absolute()),
             "threshold": embedder.threshold,
+            "cut": embedder.cut,
         }
         try:
             return FaceIndex.create(args.index, embedder.dim, args.storage or "float32", **about)

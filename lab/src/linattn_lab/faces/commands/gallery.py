@@ -21,6 +21,7 @@ class Gallery:
     faces: "list[Face]"
     embeddings: np.ndarray  # (N, dim)
     threshold: float
+    cut: float  # where clustering stops: what was said by --threshold, or the model's
     title: str
 
 
@@ -39,20 +40,20 @@ def add_index(parser: argparse.ArgumentParser, text: str = "from `linattn lab fa
     )
 
 
-def add_threshold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threshold",
-        type=_threshold,
-        help="squared distance up to which two faces are one person (default: the model's)",
-    )
+def add_threshold(
+    parser: argparse.ArgumentParser, text: str = "squared distance up to which two faces are one person"
+) -> None:
+    parser.add_argument("--threshold", type=_threshold, help=f"{text} (default: the model's)")
 
 
-def add_gallery(parser: argparse.ArgumentParser, what: str) -> None:
+def add_gallery(
+    parser: argparse.ArgumentParser, what: str, threshold: str = "squared distance up to which two faces are one person"
+) -> None:
     """A folder of images or an index, the model and the threshold."""
     parser.add_argument("photos", metavar="PHOTOS", type=Path, nargs="?", help=f"folder of {what} (default: the index)")
     add_index(parser)
     add_model(parser, None, f"the one that made the index; for PHOTOS {MODEL}")
-    add_threshold(parser)
+    add_threshold(parser, threshold)
 
 
 def load_embedder(folder: Path) -> "Embedder":
@@ -79,6 +80,16 @@ def open_index(folder: Path) -> "FaceIndex":
     return FaceIndex(folder)
 
 
+def searcher_of(index: "FaceIndex", model: Path | None) -> "tuple[Embedder, float]":
+    """What may search an index, and its threshold there: the model that made it, or a newer one trained beside that one."""
+    embedder = load_embedder(Path(index.settings["model"]) if model is None else model)
+    old = embedder.about.get("old") or {}
+    if old.get("network") == index.settings["network"]:
+        return embedder, float(old["threshold"])
+    check_same_network(index, embedder)
+    return embedder, embedder.threshold
+
+
 def embedder_of(index: "FaceIndex", model: Path | None) -> "Embedder":
     """The model that made an index; another one is refused, because its distances would mean nothing."""
     embedder = load_embedder(Path(index.settings["model"]) if model is None else model)
@@ -98,11 +109,9 @@ def load_gallery(args: argparse.Namespace) -> Gallery:
     """What `add_gallery` asked for."""
     if args.photos is None:
         index = open_index(args.index)
-        threshold = args.threshold
-        if threshold is None:
-            threshold = _threshold_of(index, args.model)
+        threshold, cut = (args.threshold,) * 2 if args.threshold is not None else _numbers_of(index, args.model)
         embeddings = index.embeddings()  # first: it follows what another process adds meanwhile
-        return Gallery(index.faces, embeddings, threshold, str(args.index))
+        return Gallery(index.faces, embeddings, threshold, cut, str(args.index))
     from ..index.add_folder import read_faces
 
     if (args.photos / "index.json").is_file():
@@ -110,15 +119,17 @@ def load_gallery(args: argparse.Namespace) -> Gallery:
     embedder = load_embedder(args.model or MODEL)
     faces, embeddings, tally = read_faces(args.photos, embedder)
     print(tally.report())
-    threshold = embedder.threshold if args.threshold is None else args.threshold
-    return Gallery(faces, embeddings, threshold, str(args.photos))
+    threshold, cut = (args.threshold,) * 2 if args.threshold is not None else (embedder.threshold, embedder.cut)
+    return Gallery(faces, embeddings, threshold, cut, str(args.photos))
 
 
-def _threshold_of(index: "FaceIndex", model: Path | None) -> float:
-    """The model's own threshold as it is now; the one noted in the index where the model is gone."""
+def _numbers_of(index: "FaceIndex", model: Path | None) -> tuple[float, float]:
+    """The model's threshold and cut as they are now; those noted in the index where the model is gone."""
     if model is None and not (Path(index.settings["model"]) / "embedder.json").is_file():
-        return float(index.settings["threshold"])
-    return float(embedder_of(index, model).threshold)
+        threshold = float(index.settings["threshold"])
+        return threshold, float(index.settings.get("cut", threshold))
+    embedder = embedder_of(index, model)
+    return embedder.threshold, embedder.cut
 
 
 def _threshold(text: str) -> float:

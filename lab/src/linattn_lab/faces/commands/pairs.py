@@ -95,6 +95,9 @@ def _keep(args: argparse.Namespace, found: "Pairs") -> None:
         folder = args.model or MODEL
         embedder = load_embedder(folder)
     embedder.threshold = found.threshold
+    for name in ("threshold_95", "far_95", "val", "people_to_choose_by", "pairs_to_choose_by"):
+        embedder.about.pop(name, None)  # of the threshold before
+    embedder.about["far"] = found.mistaken()
     embedder.about["calibration"] = calibrate(found.same, found.different)
     embedder.save(folder)
     print(f"{folder} now has threshold {found.threshold:.3f} and knows these distances")

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from ...commandline import PLOT_SUFFIXES, add_output, describe, progress, require, whole, write_json
+from ...figures import add_figures, save_figures
 
 HELP = """
 Trains the default network on 30 people of the ORL faces and verifies the other 10, four times, for every seed; beside it
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, default=Path("faces-report"), help="keeps each training's result (default %(default)s)"
     )
     add_output(parser, "--json", "write the figures for machines")
+    add_figures(parser)
     add_output(parser, "--html", "write a page with tables, plots and the worst pairs")
     add_output(parser, "--picture", "write the plots alone (.png, .svg or .pdf)", suffixes=PLOT_SUFFIXES)
 
@@ -67,4 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, found)
         print(f"wrote {args.json}")
+    if args.figures:
+        from ..reports.report_figures import figures_of
+
+        save_figures(args, figures_of(study, results, {name: pairs for name, (_, pairs) in known.items()}))
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...commandline import add_output, describe, require, table, whole, write_json
 from ..index.search import FAISS_BEYOND
-from .gallery import add_index, add_model, add_threshold, embedder_of, open_index
+from .gallery import add_index, add_model, add_threshold, open_index, searcher_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,9 +20,13 @@ HELP = """
 Lists the faces in an index that are nearest to an image, and marks those within the threshold for the same person.
 The search is exact; large indexes are searched with faiss, with the same result.
 
+--model may name a newer model: one that was trained with --old, naming the model that made the index. The images to look
+for are then embedded by the new model, the faces of the index stay as they are, and the threshold is that for such pairs.
+
 examples:
   linattn lab faces search unknown.jpg
   linattn lab faces search *.jpg -k 10 --html found.html
+  linattn lab faces search unknown.jpg --index faces-index --model new-model
 """
 
 
@@ -30,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
     parser.add_argument("pictures", metavar="PICTURE", type=Path, nargs="+", help="pictures of one face each")
     add_index(parser)
-    add_model(parser, None, "the one that made the index")
+    add_model(parser, None, "the one that made the index; or one trained with `--old` beside it")
     add_threshold(parser)
     parser.add_argument("-k", type=whole(), default=5, help="how many faces to show (default %(default)s)")
     add_output(parser, "--html", "write a page with the pictures")
@@ -49,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from ..text import printable, short
 
     index = open_index(args.index)
-    embedder = embedder_of(index, args.model)
+    embedder, threshold = searcher_of(index, args.model)
     if len(index) == 0:
         raise ValueError(f"{args.index} is empty: `linattn lab faces embed PHOTOS --index {args.index}` adds pictures.")
     if len(index) > args.faiss_beyond:
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"linattn: {path} was skipped: {reason}"), file=sys.stderr)
     if not faces:
         return 2
-    threshold = embedder.threshold if args.threshold is None else args.threshold
+    threshold = threshold if args.threshold is None else args.threshold
     distances, places = index.search(queries, args.k + 1, faiss_beyond=args.faiss_beyond)
     found: list[dict[str, Any]] = []
     for face, row, line in zip(faces, distances, places, strict=True):

@@ -5,11 +5,11 @@ import io
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,17 @@ from ..verification.metrics import Pairs, pairs_of
 
 FOLDS = 4
 QUALITIES = (10, 20, 50, 90)
+
+
+class Runnable(Hashable, Protocol):
+    """What a worker can do and keep."""
+
+    def name(self) -> str: ...
+
+    def run(self) -> dict[str, Tensor]: ...
+
+
+J = TypeVar("J", bound=Runnable)
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,9 @@ class Job:
     def name(self) -> str:
         """The same for the same training, whatever computes it."""
         return hashlib.sha256(json.dumps([VERSION, asdict(self)], sort_keys=True).encode()).hexdigest()[:20]
+
+    def run(self) -> dict[str, Tensor]:
+        return run_job(self)
 
 
 def run_job(job: Job) -> dict[str, Tensor]:
@@ -111,8 +125,8 @@ def compressed(image: Image.Image, quality: int) -> Image.Image:
 
 
 def run_jobs(
-    jobs: Iterable[Job], folder: Path, workers: int, show: Callable[..., Iterable[Any]] = lambda items, **_: items
-) -> dict[Job, dict[str, np.ndarray]]:
+    jobs: Iterable[J], folder: Path, workers: int, show: Callable[..., Iterable[Any]] = lambda items, **_: items
+) -> dict[J, dict[str, np.ndarray]]:
     """All results, those already in the folder read from there; `workers` processes of one thread each do the rest."""
     wanted = list(dict.fromkeys(jobs))
     with training_lock(folder):
@@ -122,7 +136,7 @@ def run_jobs(
     return {job: _read(folder / f"{job.name()}.safetensors") for job in wanted}
 
 
-def _run_missing(jobs: list[Job], folder: Path, workers: int, show: Callable[..., Iterable[Any]]) -> None:
+def _run_missing(jobs: Sequence[Runnable], folder: Path, workers: int, show: Callable[..., Iterable[Any]]) -> None:
     orl_faces()  # fetched once, by one process
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(1,)) as pool:
@@ -131,9 +145,8 @@ def _run_missing(jobs: list[Job], folder: Path, workers: int, show: Callable[...
             done.result()
 
 
-def _keep(job: Job, folder: Path) -> None:
-    facts = {"version": "1", "job": json.dumps(asdict(job))}
-    write_tensors(folder / f"{job.name()}.safetensors", run_job(job), facts)
+def _keep(job: Runnable, folder: Path) -> None:
+    write_tensors(folder / f"{job.name()}.safetensors", job.run(), {"version": "1", "job": repr(job)})
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

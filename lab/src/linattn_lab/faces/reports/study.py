@@ -84,18 +84,45 @@ class Study:
         found["core_minutes"] = sum(float(results[job]["seconds"]) for job in self.jobs()) / 60
         return found
 
-    def _harmonic(self, results: Results) -> dict[str, Any]:
-        """VAL at both rates of false acceptance, for pairs of old vectors, of a new with an old, and of new ones."""
+    def default_runs(self, results: Results, part: str = "vectors") -> list[list[Pairs]]:
+        """Pairs of the folds of each seed."""
+        return [tested_pairs(results, jobs, part) for jobs in self.default]
+
+    def harmonic_runs(self, results: Results) -> dict[str, list[list[Pairs]]]:
+        """Pairs of old vectors, of a new one with an old one, and of new ones."""
 
         def runs(first: str, second: str) -> list[list[Pairs]]:
             every = [[(results[job], people_of(job.fold)) for job in jobs] for jobs in self.harmonic]
             return [[cross_pairs(one[first], one[second], people) for one, people in run] for run in every]
 
-        kinds = {
-            "old_old": runs("old", "old"),
-            "new_old": runs("vectors", "old"),
-            "new_new": runs("vectors", "vectors"),
+        return {
+            "old-old": runs("old", "old"),
+            "new-old": runs("vectors", "old"),
+            "new-new": runs("vectors", "vectors"),
         }
+
+    def mining_runs(self, results: Results) -> dict[str, list[list[Pairs]]]:
+        """Pairs of each kind of mining, after few steps and after many."""
+        every = {f"{kind}, {QUICK[0]} steps": jobs for kind, jobs in self.mining.items()}
+        every |= {f"{kind}, {SLOW[0]} steps": jobs for kind, jobs in self.mining_slow.items()}
+        return {name: [tested_pairs(results, jobs, "vectors") for jobs in kinds] for name, kinds in every.items()}
+
+    def compared_mining(self, results: Results) -> list[list[list[Pairs]]]:
+        """Pairs of semi-hard and of random triplets after few steps."""
+        kinds = (self.mining["semihard"], self.mining["random"])
+        return [[tested_pairs(results, jobs, "vectors") for jobs in every] for every in kinds]
+
+    def changed_runs(self, results: Results) -> dict[str, list[list[Pairs]]]:
+        """Pairs with one thing changed at a time."""
+        return {
+            f"{name} {setting}": [tested_pairs(results, jobs, "vectors")]
+            for name, settings in self.ablations.items()
+            for setting, jobs in settings.items()
+        }
+
+    def _harmonic(self, results: Results) -> dict[str, Any]:
+        """VAL at both rates of false acceptance."""
+        kinds = {name.replace("-", "_"): runs for name, runs in self.harmonic_runs(results).items()}
         every = {kind: _mean([figures(run) for run in runs]) for kind, runs in kinds.items()}
         easy, strict = ({kind: one[_key(far)] for kind, one in every.items()} for far in FARS)
         return {

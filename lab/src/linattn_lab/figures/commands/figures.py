@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         chosen = one.quick if args.quick else one
         if not wanted or chosen is None:
             continue
+        if not (chosen.figures or args.record):
+            print(f"{name}: nothing published yet, {chosen.minutes:g} minutes of one core: `{chosen.command}`\n")
+            continue
         if not (args.all or args.only or chosen.minutes <= args.limit):
             print(f"{name}: not run, {chosen.minutes:g} minutes of one core: `{chosen.command}`\n")
             continue

@@ -15,6 +15,7 @@ from ...commandline import (
     whole,
     write_json,
 )
+from ...figures import add_figures, save_figures
 
 DATA = ("fashion", "orl")
 HELP = """
@@ -29,6 +30,7 @@ examples:
   linattn lab purify
   linattn lab purify --noise 0.4 --picture purify.png
   linattn lab purify --data orl --json purify.json
+  linattn lab purify --seeds 5 --figures figures.json
 """
 
 
@@ -44,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(
         parser, "--picture", "clean, noisy and purified pictures", suffixes=PLOT_SUFFIXES, default=Path("purify.png")
     )
+    parser.add_argument(
+        "--seeds", type=whole(1, 1000), default=1, help="for --figures: as many, from --seed on (default %(default)s)"
+    )
     add_common(parser)
+    add_figures(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import checks
     from ..datasets import SPLITS
     from ..denoise import denoise
+    from ..figures import figures_of
     from ..plots import draw
 
     names = DATA if args.data == "both" else (args.data,)
@@ -92,4 +99,13 @@ def run(args: argparse.Namespace) -> int:
         gains = {n: {k: r.gain[k] for k in ("purifier", "pca")} for n, r in results.items()}
         write_json(args.json, {"ridge_max_diff": ridge, "gradient_max_diff": gradient, "gain_db": gains})
         print(f"wrote {args.json}")
+    if args.figures:
+        by_seed = {args.seed: results}
+        with threadpool_limits(1):
+            for number in progress(range(args.seed + 1, args.seed + args.seeds), desc="seeds"):
+                by_seed[number] = {
+                    name: denoise(title, *parts, sigma=args.noise, seed=number)
+                    for name, (title, parts) in ((name, SPLITS[name](args.train, number)) for name in names)
+                }
+        save_figures(args, figures_of(by_seed))
     return 0
