@@ -247,7 +247,14 @@ class PreparedDecode:
 
 
 def merge(
-    entries: Tensor, bias: Tensor, rate: Tensor | None, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    entries: Tensor,
+    bias: Tensor,
+    rate: Tensor | None,
+    size: int,
+    anchor: Tensor,
+    metric: Tensor,
+    alpha: float,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """linattn.nearfar.merge.merge without a table of all costs.
 

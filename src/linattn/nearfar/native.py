@@ -25,6 +25,8 @@ def refusal(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: N
     """Why near/far attention has no native form for this call, or None. What holds for all kernels is checked elsewhere."""
     if torch.compiler.is_compiling():
         return "torch.compile needs torch's own operators for near/far attention"
+    if kernel.logit_cap is not None or kernel.position_bias is not None:
+        return "near/far attention with a logit cap or a table of position biases has no native form"
     if kernel.recall:
         return "near/far attention with recall has no native form"
     if torch.is_grad_enabled():

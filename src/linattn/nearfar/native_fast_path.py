@@ -15,6 +15,7 @@ from ..engines.native.plans import eligible
 from ..states.base import State
 from .bindings import Inputs, NativeForm, NearBuffer, PackedState, PreparedDecode, advance
 from .kernel import NearFar
+from .positioned import plain_positions, with_positions
 from .state import NearFarState
 from .validate import check_kernel
 
@@ -37,6 +38,37 @@ def fast_path(
     """Causal attention and the state after it; None if the call is not eligible, or has no key to merge yet."""
     if not (isinstance(key, Tensor) and isinstance(value, Tensor) and eligible(query, key, value)):
         return None
+    if kernel.positions:
+        return _with_positions(query, key, value, kernel, scale, state, gqa)
+    return _served(query, key, value, kernel, scale, state, gqa)
+
+
+def _with_positions(
+    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
+) -> tuple[Tensor, NearFarState] | None:
+    """`fast_path` of a kernel with ALiBi, in float32: positions do not fit into half precision."""
+    if not query.dtype == key.dtype == value.dtype:
+        return None
+    shapes = query.dim(), key.dim(), value.dim()
+    if kernel.position_bias is not None or shapes != (4, 4, 4) or query.shape[2] > key.shape[2]:
+        return None
+    if state is None:
+        seen = [0] * key.shape[0]
+    elif not isinstance(state, NearFarState):
+        return None
+    else:
+        seen = state.pack.positions.tokens if state.pack is not None else state.tokens.flatten().tolist()
+    if len(seen) != key.shape[0] or query.shape[1] != kernel.alibi_slopes.shape[0]:
+        return None
+    place = plain_positions(key.shape[2], seen)
+    (q, k, v), scale = with_positions(kernel, (query, key, value), scale, place)
+    found = _served(q, k, v, kernel, scale, state, gqa)
+    return None if found is None else (found[0].to(query.dtype), found[1])
+
+
+def _served(
+    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
+) -> tuple[Tensor, NearFarState] | None:
     plan = _find_plan(kernel, scale, gqa, query, key, value)
     if plan is None:
         return None
@@ -136,7 +168,7 @@ def _make_plan(
     H, M = key.shape[1], value.shape[3]
     if key.shape != (B, H, L, D) or value.shape != (B, H, L, M) or 0 in (B, H, L, D, M):
         return None
-    if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0) or kernel.recall:
+    if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0) or kernel.recall or kernel.logit_cap:
         return None
     if native.shape_refusal(query.shape, key.shape, value.shape, query.dtype) is not None:
         return None
