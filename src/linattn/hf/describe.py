@@ -10,7 +10,7 @@ from ..kernels import Kernel
 from ..measure import cost
 from ..nearfar import NearFar
 from .hybrids.layers import linear_layers
-from .modules import attention_modules, head_dim, is_sliding
+from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _attention(name: str, module: Any, engine: str) -> LayerReport:
 
 
 def _kernel_bytes(module: Any, kernel: Kernel) -> int | None:
-    heads = getattr(module.config, "num_key_value_heads", None) or module.config.num_attention_heads
+    _, heads = head_counts(module)
     dim = head_dim(module)
     if isinstance(kernel, NearFar) and any(kernel.recalls(heads)):
         return None  # recalled tokens are kept, in fewer bits
