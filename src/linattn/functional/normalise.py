@@ -42,7 +42,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Layout:
-    """What `restore` undoes. batch: of the call; state_batch: of its state; flat: the tokens had no heads; dtype: of the query."""
+    """What `restore` undoes. batch, dtype: of the call; state_batch: of its state; flat: the tokens had no heads."""
 
     batch: tuple[int, ...]
     state_batch: tuple[int, ...]

@@ -58,7 +58,10 @@ class AlibiForward:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         module = self.module
-        query, key, value = module._reshape(module.query_key_value(hidden_states))
+        query, key, value = (
+            x.transpose(1, 2)
+            for x in module.query_key_value(hidden_states).unflatten(2, (module.num_heads, 3, -1)).unbind(3)
+        )
         dropout = module.attention_dropout.p if module.training else 0.0
         out = self._attend((query, key, value), attention_mask, layer_past, module.inv_norm_factor, dropout)
         return residual + drop(module.dense(out), module.hidden_dropout, module.training), None

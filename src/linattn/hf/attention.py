@@ -98,7 +98,9 @@ def _kernel_of(module: Any, sinks: Tensor | None, biases: LayerBiases) -> Any:
     if sinks is not None:
         raise ValueError(f"layer {module.layer_idx} has learned sinks, which have no form over shards.")
     if kernel is None and biases is not NO_BIASES:
-        raise ValueError(f"layer {module.layer_idx} caps or biases its scores, which its softmax has no form over shards for.")
+        raise ValueError(
+            f"layer {module.layer_idx} caps or biases its scores, which its softmax has no form over shards for."
+        )
     if kernel is None and is_sliding(module):
         raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
     return "softmax" if kernel is None else kernel

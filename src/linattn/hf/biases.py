@@ -1,4 +1,4 @@
-"""What a layer does to its scores before the softmax: capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's relative position bias."""
+"""What a layer does to its scores before the softmax: capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,15 +33,13 @@ def _buckets(module: Any) -> Tensor:
     """The bucket (2 n + 1) of each relative position -n .. n, by the module's own rule; beyond n it does not change."""
     n = int(module.relative_attention_max_distance)
     relative = torch.arange(-n, n + 1)
-    if type(module).__name__ == "UMT5Attention":
-        found: Tensor = module._relative_position_bucket(relative)
-        return found
-    found = module._relative_position_bucket(
-        relative,
-        bidirectional=not module.is_decoder,
-        num_buckets=module.relative_attention_num_buckets,
-        max_distance=n,
-    )
+    rule: Any = module._relative_position_bucket  # noqa: SLF001
+    found: Tensor
+    if type(module).__name__ == "UMT5Attention":  # which reads its options itself
+        found = rule(relative)
+    else:
+        buckets = module.relative_attention_num_buckets
+        found = rule(relative, bidirectional=not module.is_decoder, num_buckets=buckets, max_distance=n)
     return found
 
 
@@ -68,9 +66,7 @@ class LayerBiases:
         if not self.any:
             return kernel
         bits = kernel.recall_bits if self.table is None and self.slopes is None else 32
-        return kernel.changed(
-            logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes, recall_bits=bits
-        )
+        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes, recall_bits=bits)
 
     def exact(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """What is added to the capped scores of softmax: (.., L, S), for queries at the last of the keys; None: nothing.
@@ -106,4 +102,3 @@ def _table(name: str, module: Any, found: Sequence[tuple[str, Any]]) -> BucketTa
     if not module.has_relative_attention_bias:
         owner = next(m for n, m in found if n.startswith(f"{stack}block.0.") and not n.endswith(CROSS))
     return BucketTable(owner)
-

@@ -17,7 +17,7 @@ def exact(
     cap: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """(B, Hq, L, M). mask: bool, broadcast to (B, Hq, L, S). sinks: (Hq), logits of tokens without a value. bias: (.., L, S)."""
+    """(B, Hq, L, M). mask: bool, broadcast to (B, Hq, L, S); sinks: (Hq), logits without a value; bias: (.., L, S)."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     logits = capped(query @ key.mT * scale, cap)

@@ -37,4 +37,3 @@ def as_a_token(tokens: Tokens, sinks: Tensor, scale: float, first: bool) -> Toke
     if key_mask is not None:
         key_mask = torch.nn.functional.pad(key_mask, (1, 0), value=True)
     return Tokens(query, key, value, key_mask)
-

@@ -1,7 +1,7 @@
 """What is done to a score before the softmax: a cap (Gemma 2), and biases by position (ALiBi, T5).
 
-A cap c turns the score s = x.k into c tanh(s / c). For a slot it acts on the score of its mean key; the slot's bias, which stands
-for the number and spread of its keys, is added afterwards.
+A cap c turns the score s = x.k into c tanh(s / c). For a slot it acts on the score of its mean key; the slot's bias, which
+stands for the number and spread of its keys, is added afterwards.
 
 Positions travel with the tokens, as further coordinates of keys and queries. So they are cut, padded, pooled and stored with
 them: the position of a slot is the mean position of its keys, with their weights.
@@ -9,8 +9,8 @@ them: the position of a slot is the mean position of its keys, with their weight
     ALiBi      k' = [k, u p_k]        x' = [x, slope / u]          x'.k' = x.k + slope p_k
     a table    k' = [k, t p_k, 0]     x' = [x, 0, t p_x]           x'.k' = x.k, and the table is read at p_k - p_x
 
-ALiBi's bias slope (p_k - p_x) differs from slope p_k by a constant of the row, which the softmax cancels. The factors u and t keep
-positions from counting as distances between keys when slots are merged.
+ALiBi's bias slope (p_k - p_x) differs from slope p_k by a constant of the row, which the softmax cancels. The factors u and t
+keep positions from counting as distances between keys when slots are merged.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SLOPE_UNIT = 2.0**-8  # u: positions of 10,000 tokens are 40 apart, while the spread of the queries in this direction is small
+SLOPE_UNIT = (
+    2.0**-8
+)  # u: positions of 10,000 tokens are 40 apart, while the spread of the queries in this direction is small
 TABLE_UNIT = 2.0**-40  # t: so small that neither positions nor their spread reach any distance
 
 
@@ -71,6 +73,4 @@ class Scores:
         return self.table.flatten()[index].flatten(-3, -2)
 
 
-def position_coordinates(position: Tensor, dim: int) -> Tensor:
-    """(.., tokens, dim) with the positions (.., tokens) in the first of the coordinates and 0 in the others."""
-    return torch.nn.functional.pad(position.unsqueeze(-1), (0, dim - 1))
+PLAIN = Scores()

@@ -60,9 +60,7 @@ class _Rule:
     cap: float | None
 
 
-def compress(
-    query: Tensor, entries: Tensor, visible: Tensor | None, size: int, options: Options
-) -> Compressed:
+def compress(query: Tensor, entries: Tensor, visible: Tensor | None, size: int, options: Options) -> Compressed:
     """Keys (B, H, S, E) into `size` slots, by halving, with the statistics of all queries (B, H, G, L, D)."""
     B, H, S, _ = entries.shape
     with torch.no_grad():

@@ -37,7 +37,7 @@ class NearFar(Kernel):
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
-        logit_cap: a score s becomes logit_cap tanh(s / logit_cap), as in Gemma 2. For a slot, that is the score of its mean key.
+        logit_cap: a score s becomes logit_cap tanh(s / logit_cap), as in Gemma 2; for a slot, the score of its mean key.
         alibi_slopes: (query heads), as in BLOOM and MPT: slope (j - i) is added to the score of query i and key j. For a slot,
             j is the mean position of its keys. Causal only.
         position_bias: (query heads, 2 n + 1), or a function that returns it, as in T5: added to the capped score of a key at
@@ -51,7 +51,7 @@ class NearFar(Kernel):
     has_features = False
     any_dim = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         window: int = 128,
         slots: int | Sequence[int] | Tensor = 128,
@@ -104,10 +104,11 @@ class NearFar(Kernel):
         """The same kernel with other budgets."""
         return self.changed(slots=slots, recall=self.recall if recall is None else recall)
 
-    def changed(self, **options: Any) -> "NearFar":
+    def changed(self, **options: object) -> "NearFar":
         """The same kernel with some other options, by the names of the constructor."""
         names = ("window", "slots", "sinks", "block", "alpha", "recall", "recall_bits", "logit_cap", "alibi_slopes")
-        return NearFar(**{name: getattr(self, name) for name in (*names, "position_bias", "dim")} | options)
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "position_bias", "dim")}
+        return NearFar(**given | options)
 
     def of_heads(self, heads: Sequence[int]) -> "NearFar":
         """The biases of some of the query heads; slots and recall stay as they are."""
@@ -124,7 +125,9 @@ class NearFar(Kernel):
             raise ValueError("NearFar: alibi_slopes go neither with position_bias nor with logit_cap.")
         slopes = None if slopes is None else torch.as_tensor(slopes).detach().float()
         if slopes is not None and (slopes.dim() != 1 or not bool(slopes.isfinite().all())):
-            raise ValueError(f"NearFar: alibi_slopes must be one finite number per query head, got {tuple(slopes.shape)}.")
+            raise ValueError(
+                f"NearFar: alibi_slopes must be one finite number per query head, got {tuple(slopes.shape)}."
+            )
         self.register_buffer("alibi_slopes", slopes, persistent=False)
         if isinstance(table, Tensor):
             _check_table(table)
@@ -147,6 +150,12 @@ class NearFar(Kernel):
         table: Tensor = self.position_bias()
         _check_table(table)
         return table
+
+    @property
+    def reach(self) -> int:
+        """How far position_bias tells distances apart: n, or 0 without it."""
+        table = self.bias_table()
+        return 0 if table is None else table.shape[1] // 2
 
     def scores(self, groups: int, like: Tensor) -> Scores:
         """How logits are made, for all kv heads with `groups` query heads each, in the dtype of `like`."""
@@ -179,7 +188,9 @@ class NearFar(Kernel):
 
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
         if self.positions:
-            raise ValueError("the similarity of near/far with position biases depends on positions, which tokens do not have.")
+            raise ValueError(
+                "the similarity of near/far with position biases depends on positions, which tokens do not have."
+            )
         query, key = self.widen(query), self.widen(key)
         return capped(query @ key.mT * self.logit_scale(query.shape[-1], scale), self.logit_cap).exp()
 

@@ -3,7 +3,7 @@
 With a the mean query (the anchor), a slot for the keys J has the log-weight lw = log sum_J exp(a.y_j), and the means k and v
 of its keys and values with the weights p_j = exp(a.y_j - lw). Its logit for a query x is lw + (x - a).k = x.k + bias: exact
 for one key, first order around the mean query for many. Only the bias is stored; for a single key it is 0, whatever the anchor.
-With a cap (`biases.py`), capped scores take the place of a.y_j, x.k and a.k; of position biases, the slots know the mean position.
+With a cap (`biases.py`), capped scores take the place of a.y_j, x.k and a.k.
 
 Slots merge where that changes the output least. With the weight w that a slot receives, pooling the slots i and j errs by about
 

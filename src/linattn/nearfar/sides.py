@@ -1,7 +1,8 @@
 """Near/far attention without a causal mask, with a table of position biases: far keys on the left and on the right of a block.
 
-Far keys on either side have one bias each, the ends of the table. A slot may hold keys of both sides, so every block sees it twice:
-with the share of its keys that are far on the left and their mean value, and likewise on the right. Near keys are in neither.
+Far keys on either side have one bias each, the ends of the table. A slot may hold keys of both sides, so every block sees it
+twice: with the share of its keys that are far on the left and their mean value, and likewise on the right. Near keys are in
+neither.
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels.base import compute_dtype
 from ..states.base import State
 from ..states.layout import Spec
-from .biases import Scores
+from .biases import PLAIN, Scores
 from .far_cache import FarCache
 from .kernel import NearFar
 from .positions import Positions
@@ -172,9 +172,7 @@ class NearFarState(State):
                 fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
             cache = self._far_cache(kernel, heads)
             own = scores if len(kinds) == 1 else scores.of_heads(heads)
-            groups.append(
-                HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, scores=own, **fields)
-            )
+            groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, scores=own, **fields))
         return groups
 
     def _named(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -243,7 +241,7 @@ class HeadGroup:
     moments: Tensor
     queries: Tensor
     cache: FarCache | None = None
-    scores: Scores = Scores()
+    scores: Scores = PLAIN
 
 
 def _far_fields(caches: Sequence[FarCache]) -> dict[str, Tensor]:
