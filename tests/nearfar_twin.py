@@ -33,50 +33,52 @@ class Twin:
                 self.observe(start - kernel.block)
             self.evict(start)
             for i in range(start, min(N, start + kernel.block)):
-                for g in range(self.q.shape[0]):
-                    weights, entries = self.weights(g, i, start)
-                    out[g, i] = weights @ torch.stack([entry[1] for entry in entries])
+                weights, value, _ = self.weights(i, start)
+                out[:, i] = weights @ value
         return out
 
-    def entries(self, i, start):
-        """What the query at i in the block from `start` on sees: key, value, position, bias, and which token it is."""
+    def weights(self, i, start):
+        """Of the queries at i in the block from `start` on: weights (G, n) of what they see, its values (n, M), and which
+        of it are tokens; slots come last."""
         kernel = self.kernel
         sinks = range(min(start, kernel.sinks))
-        near = range(max(len(sinks), start - kernel.window), i + 1)
-        tokens = [(self.k[j], self.v[j], j, 0.0, j) for j in (*sinks, *near)]
-        return tokens + [(*slot[:4], None) for slot in self.slots]
+        tokens = [*sinks, *range(max(len(sinks), start - kernel.window), i + 1)]
+        key, value, place = self.k[tokens], self.v[tokens], torch.tensor(tokens, dtype=torch.float64)
+        bias = torch.zeros(len(tokens), dtype=torch.float64)
+        if self.slots:
+            columns = [
+                torch.stack([torch.as_tensor(slot[c], dtype=torch.float64) for slot in self.slots]) for c in range(4)
+            ]
+            key, value, place, bias = (torch.cat(x) for x in zip((key, value, place, bias), columns, strict=True))
+        return (self.scores(i, key, place) + bias).softmax(-1), value, tokens
 
-    def weights(self, g, i, start):
-        entries = self.entries(i, start)
-        logits = [self.score(g, i, entry[0], entry[2]) + entry[3] for entry in entries]
-        return torch.stack([torch.as_tensor(x) for x in logits]).softmax(0), entries
-
-    def score(self, g, i, key, position):
-        score = self.cap(self.scale * (self.q[g, i] @ key))
+    def scores(self, i, key, place):
+        """(G, n)."""
+        scores = self.cap(self.scale * (self.q[:, i] @ key.mT))
         if self.slopes is not None:
-            score = score + self.slopes[g] * (position - i)
+            scores = scores + self.slopes.unsqueeze(-1) * (place - i)
         if self.table is not None:
             reach = self.table.shape[1] // 2
-            score = score + self.table[g, max(-reach, min(reach, round(float(position)) - i)) + reach]
-        return score
+            scores = scores + self.table[:, (place.round().long() - i).clamp(-reach, reach) + reach]
+        return scores
 
-    def cap(self, score):
+    def cap(self, scores):
         cap = self.kernel.logit_cap
-        return score if cap is None else cap * torch.tanh(torch.as_tensor(score) / cap)
+        return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def observe(self, own):
         """The attention that the sampled queries of the block at `own` paid."""
         for slot in self.slots:
             slot[4], slot[5] = slot[4] * DECAY, slot[5] * DECAY
         self.seen = {j: [a * DECAY, n * DECAY] for j, (a, n) in self.seen.items()}
-        for g in range(self.q.shape[0]):
-            for i in range(own, own + self.kernel.block, self.kernel.stride):
-                weights, entries = self.weights(g, i, own)
-                for weight, entry in zip(weights[: len(entries) - len(self.slots)], entries, strict=False):
-                    known = self.seen.setdefault(entry[4], [0.0, 0.0])
-                    known[0], known[1] = known[0] + float(weight), known[1] + 1
-                for weight, slot in zip(weights[len(entries) - len(self.slots) :], self.slots, strict=True):
-                    slot[4], slot[5] = slot[4] + float(weight), slot[5] + 1
+        for i in range(own, own + self.kernel.block, self.kernel.stride):
+            weights, _, tokens = self.weights(i, own)
+            paid = weights.sum(0).tolist()
+            known = [self.seen.setdefault(j, [0.0, 0.0]) for j in tokens]
+            for total, one in zip(paid, known, strict=False):
+                one[0], one[1] = one[0] + total, one[1] + len(weights)
+            for total, slot in zip(paid[len(tokens) :], self.slots, strict=True):
+                slot[4], slot[5] = slot[4] + total, slot[5] + len(weights)
 
     def evict(self, start):
         """The keys that leave the window become slots; the merge is of as many as fit, and a block."""
@@ -142,14 +144,14 @@ class Twin:
         return index[0, 0, : len(self.slots)].tolist()
 
 
-def twin(q, k, v, kernel, *, scale=None, first=0):
-    """(B, Hq, N, M) of queries (B, Hq, N, D), keys and values (B, H, N, ..); rows before `first` are padding, and 0."""
-    B, heads = q.shape[:2]
-    groups = heads // k.shape[1]
-    first = [first] * B if isinstance(first, int) else first
+def twin(q, k, v, kernel, *, scale=None, mask=None):
+    """(B, Hq, N, M) of queries (B, Hq, N, D), keys and values (B, H, N, ..). mask: (B, N), or None; 0 for hidden tokens."""
+    groups = q.shape[1] // k.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
-    for b in range(B):
+    for b in range(q.shape[0]):
+        shown = torch.arange(q.shape[2]) if mask is None else mask[b].nonzero().flatten()
         for h in range(k.shape[1]):
-            own, cut = slice(h * groups, (h + 1) * groups), slice(first[b], None)
-            out[b, own, cut] = Twin(q[b, own, cut], k[b, h, cut], v[b, h, cut], kernel, scale, own).run()
+            own = slice(h * groups, (h + 1) * groups)
+            one = Twin(q[b, own][:, shown], k[b, h, shown], v[b, h, shown], kernel, scale, own)
+            out[b, own] = out[b, own].index_copy(1, shown, one.run())
     return out

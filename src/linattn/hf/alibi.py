@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
-from transformers import AttentionMaskInterface
-from transformers.masking_utils import flash_attention_mask
 
 CLASSES = ("BloomAttention", "MptAttention")
-MASK = "linattn_padding"  # the implementation whose mask is always a tensor: MPT converts it without looking
 
 
 def is_alibi(module: nn.Module) -> bool:
@@ -95,15 +92,3 @@ class AlibiForward:
         options = {"dropout": dropout, "scaling": scale, "is_causal": True, self.cache: cache}
         out: Tensor = self.function(self.module, query, key, value, mask, **options)[0]
         return out.flatten(2)
-
-
-def make_padding_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-    """(batch, keys), True = attend, also where nothing is hidden."""
-    kwargs.pop("allow_is_causal_skip", None)
-    found = flash_attention_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **kwargs)
-    if found is None:
-        return torch.ones(batch_size, kv_length, dtype=torch.bool, device=kwargs.get("device"))
-    return found.bool()
-
-
-AttentionMaskInterface.register(MASK, make_padding_mask)

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
-from .alibi import MASK, AlibiForward, is_alibi
-from .attention import CACHE, NAME, PassCache, attend
+from .alibi import AlibiForward, is_alibi
+from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
 from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
@@ -145,7 +145,7 @@ def _attach_alibi(
 ) -> None:
     """BLOOM and MPT call no attention interface: all of their modules get a forward that does."""
     for config in configs_of(model):
-        config._attn_implementation_internal = MASK
+        config._attn_implementation_internal = PADDING
     for _, module in found:
         attached.replaced.append(replace_forward(module, AlibiForward(module, attend, CACHE)))
         attached.layers |= {module.layer_idx} if module in chosen else set()

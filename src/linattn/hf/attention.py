@@ -26,6 +26,7 @@ from .learned_sinks import Tokens, as_a_token
 from .modules import is_sliding
 
 NAME = "linattn"
+PADDING = "linattn_padding"  # whose mask is always a tensor: MPT converts it without looking
 CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
 
 # Options that change the attention weights, and why they are not supported where the layer's kernel does not have them.
@@ -201,6 +202,14 @@ def make_mask(
     return flash_attention_mask(**options, **kwargs)
 
 
+def make_padding_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
+    """`make_mask` for models with ALiBi: (batch, keys), True = attend, also where nothing is hidden."""
+    found = make_mask(batch_size, q_length, kv_length, **kwargs)
+    if found is None:
+        return torch.ones(batch_size, kv_length, dtype=torch.bool, device=kwargs.get("device"))
+    return found.bool()
+
+
 def _cache_layer(module: Any, cache: Cache | None) -> Any:
     """The cache entry of this module; None without a cache."""
     if cache is None or module.layer_idx is None:
@@ -256,3 +265,4 @@ def _full_mask(
 # On import, so that an attached model that was pickled finds them in a process that never called `attach`.
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, make_mask)
+AttentionMaskInterface.register(PADDING, make_padding_mask)

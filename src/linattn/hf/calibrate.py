@@ -17,7 +17,8 @@ from transformers.masking_utils import sdpa_mask
 
 from ..functional.attention import attention
 from ..nearfar import NearFar
-from .alibi import MASK, AlibiForward, is_alibi
+from .alibi import AlibiForward, is_alibi
+from .attention import PADDING
 from .biases import LayerBiases, biases_of
 from .budgets import RULE, Calibration, Option, hand_out
 from .exact import exact as exact_attention
@@ -240,7 +241,7 @@ def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) 
     if any(is_alibi(module) for _, module in modules):
         replaced = [replace_forward(module, AlibiForward(module, _probe, "cache")) for _, module in modules]
         for config in configs:
-            config._attn_implementation_internal = MASK
+            config._attn_implementation_internal = PADDING
     else:
         model.set_attn_implementation(_PROBE)
     found = attention_modules(model)
