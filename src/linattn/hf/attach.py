@@ -56,8 +56,8 @@ def attach(
 
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
-            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear
-            already.
+            encoder (BERT, ..) or both (BART, T5, ..). Layers with a sliding window keep their own attention, which is linear
+            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias and learned sinks (gpt-oss).
         kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers
             that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
             is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
