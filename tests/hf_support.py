@@ -15,6 +15,20 @@ SIZES = {
     "eos_token_id": 59,
 }
 GQA = {**SIZES, "num_key_value_heads": 2}
+T5 = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 16,
+    "pad_token_id": 0,
+    "eos_token_id": 59,
+    "decoder_start_token_id": 1,
+    "attn_implementation": "eager",
+}
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
 
@@ -38,7 +52,24 @@ def build(family, **changes):
                 **changes,
             }
         ),
-        "gemma2": lambda: transformers.Gemma2Config(**{**GQA, "head_dim": 8, **changes}),
+        "gemma2": lambda: transformers.Gemma2Config(
+            **{
+                **GQA,
+                "head_dim": 8,
+                "attn_logit_softcapping": 3.0,
+                "query_pre_attn_scalar": 8,
+                "sliding_window": 16,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "attn_implementation": "eager",  # the only one of transformers that keeps the cap
+                **changes,
+            }
+        ),
+        "bloom": lambda: transformers.BloomConfig(
+            vocab_size=60, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=59
+        ),
+        "mpt": lambda: transformers.MptConfig(
+            vocab_size=60, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, pad_token_id=0, eos_token_id=59
+        ),
         "gpt_oss": lambda: transformers.GptOssConfig(
             **{
                 **GQA,
@@ -78,19 +109,30 @@ def build(family, **changes):
             decoder_start_token_id=1,
             forced_eos_token_id=None,
         ),
-        "t5": lambda: transformers.T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),
+        "t5": lambda: transformers.T5Config(**T5),
+        "mt5": lambda: transformers.MT5Config(**T5),
+        "umt5": lambda: transformers.UMT5Config(**{**T5, "relative_attention_max_distance": 24}),
+        "pop2piano": lambda: transformers.Pop2PianoConfig(**T5),
     }
     config = configs[family]()
     kinds = {
         "bert": transformers.AutoModel,
         "bart": transformers.AutoModelForSeq2SeqLM,
         "t5": transformers.AutoModelForSeq2SeqLM,
+        "mt5": transformers.AutoModelForSeq2SeqLM,
+        "umt5": transformers.AutoModelForSeq2SeqLM,
+        "pop2piano": transformers.Pop2PianoForConditionalGeneration,
     }
-    model = kinds.get(family, transformers.AutoModelForCausalLM).from_config(config).eval()
+    kind = kinds.get(family, transformers.AutoModelForCausalLM)
+    model = (kind.from_config if hasattr(kind, "from_config") else kind)(config).eval()
     with torch.no_grad():  # random weights attend almost evenly; make them care
         for name, p in model.named_parameters():
-            if any(word in name for word in ("q_proj", "k_proj", "query", "key", "c_attn", "query_key_value")):
+            if any(word in name for word in ("q_proj", "k_proj", "query", "key", "c_attn", "query_key_value", "Wqkv")):
                 p.mul_(20)
+            if name.endswith(("Attention.q.weight", "Attention.k.weight")):
+                p.mul_(3)
+            if "relative_attention_bias" in name:
+                p.normal_(0, 2)
             if name.endswith("sinks"):
                 p.normal_(0, 2)
     return model

@@ -12,8 +12,10 @@ struct NearFarCall {
   int32_t dtype;
   float sqrt_scale;  // square root of the softmax scale: multiplies queries and keys
   float alpha;
-  int32_t reserved;
+  float logit_cap;                  // of the scores; 0 for none
   int64_t step;                     // decode: tokens since `seen`
+  int64_t reach;                    // distances with a bias of their own; no slot is nearer
+  const float* band;                // (Hq, reach): biases as in scores.h, or null
   const void *query, *key, *value;  // query: null if only the state is wanted
   int64_t query_stride[3], key_stride[3], value_stride[3];
   const uint8_t* mask;                                   // (B, L), 1 = visible
@@ -37,7 +39,7 @@ struct NearFarCall {
 struct MergeCall {
   int64_t problems, slots, size, dim, value_dim, threads;
   float alpha;
-  int32_t reserved;
+  float logit_cap;               // of the scores; 0 for none
   const float *slot, *bias;      // (problems, slots, E), (problems, slots); bias -inf for an empty slot
   const float* rate;             // (problems, slots): attention received per query, or null
   const float *anchor, *metric;  // (problems, D): mean and variance of the queries

@@ -4,15 +4,17 @@
 
 namespace {
 
-/// Consecutive entries (n, E) of a state, and their biases (n) or null.
+/// Consecutive entries (n, E) of a state, and their biases (n) or null. first: the position of the first token; slots have
+/// none.
 struct Span {
   const float *at, *bias;
-  int64_t n;
+  int64_t n, first;
 };
 
 /// to (n rounded up to whole vectors): logits of x (row_stride(D)) with the span's keys, MASKED_LOGIT behind the last. x
 /// and the logits are in units of log2.
-void span_logits(const NearFarCall& c, const Span& span, const float* x, float* to) {
+void span_logits(const NearFarCall& c, const Span& span, const Scores& scores, int64_t position, const float* x,
+                 float* to) {
   const int64_t D = c.dim, E = D + c.value_dim, full = D / VL * VL;
   for (int64_t i = 0; i < span.n; i += VL) {
     vec dots[VL];
@@ -25,10 +27,12 @@ void span_logits(const NearFarCall& c, const Span& span, const float* x, float* 
       dots[k] = a;
     }
     vec l = reduce<false>(dots);
+    if (scores.cap > 0) l = capped(l, scores.cap);
     if (span.bias) l += vmax(load_some(span.bias + i, span.n - i) * LOG2E_F, splat(MASKED_LOGIT));
     if (i + VL > span.n) l = lanes() < splat(float(span.n - i)) ? l : splat(MASKED_LOGIT);
     store(to + i, l);
   }
+  if (scores.band && !span.bias) add_band(scores, position, span.first, span.n, to);
 }
 
 /// acc += columns [j, j + W VL) of the span's values, weighted (n).
@@ -98,16 +102,17 @@ int32_t decode(const NearFarCall& c, int64_t head) {
   copy_row(entry, row, D);
   load_row(c.dtype, token_ptr(c.dtype, c.value, c.value_stride, b, kv, 0), M, 1, row);
   copy_row(entry + D, row, M);
-  const Span spans[3] = {{c.sink + head * c.sinks * E, nullptr, imin(c.sinks, start)},
-                         {c.slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first},
-                         {entry - (position - low) * E, nullptr, position - low + 1}};
+  const Span spans[3] = {{c.sink + head * c.sinks * E, nullptr, imin(c.sinks, start), 0},
+                         {c.slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first, 0},
+                         {entry - (position - low) * E, nullptr, position - low + 1, low}};
   vec bad = {};
   for (int64_t g = 0; g < groups; ++g) {
     const void* query = token_ptr(c.dtype, c.query, c.query_stride, b, kv * groups + g, 0);
     load_row(c.dtype, query, D, c.sqrt_scale * LOG2E_F, x);
     float* at = weights;
+    const Scores scores = scores_of(c, kv * groups + g);
     for (const Span& span : spans) {
-      span_logits(c, span, x, at);
+      span_logits(c, span, scores, position, x, at);
       at += round_up(span.n, VL);
     }
     const float factor = softmax(weights, at - weights);

@@ -27,6 +27,10 @@ struct Metric {
   float alpha;
   const float* anchor;     // (row_stride(D)) mean, padded with 0
   const float* deviation;  // (row_stride(D)) standard deviation, padded with 0
+  float cap;               // of the scores; 0 for none
+
+  /// The score of a slot for the anchor, from its product with it.
+  INLINE float score(float product) const { return cap > 0 ? cap * __builtin_tanhf(product / cap) : product; }
 };
 
 /// Work space of a merge of up to n slots with up to c candidates. Rank 0 is the most important slot.
@@ -160,7 +164,7 @@ void expect_attention(const Metric& m, const Slots& from, const MergeScratch& s)
       spread += way * way;
       store(s.centred + i * ld + d, way);
     }
-    s.weight[i] = sum(tilt) + from.bias[i];
+    s.weight[i] = m.score(sum(tilt)) + from.bias[i];
     s.importance[i] = s.weight[i] + sum(spread) / 2;
   }
 }
@@ -292,7 +296,7 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
     if (receives[t] == 0 || s.total[t] == s.share[t]) continue;
     scale_row(to.key + t * ld, 1 / s.total[t], keys);
     scale_row(to.value + t * lv, 1 / s.total[t], values);
-    to.bias[t] = __builtin_logf(s.total[t]) + s.top[t] - dot(to.key + t * ld, m.anchor, m.dim);
+    to.bias[t] = __builtin_logf(s.total[t]) + s.top[t] - m.score(dot(to.key + t * ld, m.anchor, m.dim));
   }
 }
 
@@ -332,7 +336,7 @@ int32_t merge(const MergeCall& c, int64_t problem) {
   }
   for (int64_t i = 0; i < n; ++i) c.place[problem * n + i] = 0;
   if (from.n > c.size) {
-    merge_slots({D, M, c.alpha, anchor, deviation}, from, c.size, n, s, to);
+    merge_slots({D, M, c.alpha, anchor, deviation, c.logit_cap}, from, c.size, n, s, to);
   } else {
     to = from;
     for (int64_t i = 0; i < from.n; ++i) s.place[i] = i;

@@ -256,7 +256,7 @@ class Prefill {
     }
     const Operand to_far{sampled.query, ld, 1, far.key_t, far.ld, c.dim};
     const Operand to_near{sampled.query, ld, 1, window.key_t + own - c.window - window.base, window.ld(), c.dim};
-    gemm(rows, far_columns, &to_far, 1, AddBias{sampled.logits, sampled.ld, far.bias});
+    far_logits(to_far, far, scores_of(c, 0), rows, far_columns, sampled);
     gemm(rows, round_up(seen, VL), &to_near, 1, Store<false>{sampled.logits + far_columns, sampled.ld});
     memset(near_received + 2 * c.window, 0, size_t(2 * c.block) * 4);
     for (int64_t j = 0; j < 2 * seen; ++j) near_received[j] *= DECAY;
@@ -264,7 +264,11 @@ class Prefill {
     for (int64_t i = 0; i < rows; ++i) {
       const float weight = queries.samples[i * queries.ld + c.dim];
       const int64_t end = c.window + i % shape.samples * c.stride + 1;
+      const int64_t position = own + i % shape.samples * c.stride;
+      const Scores scores = scores_of(c, shape.kv * shape.groups + i / shape.samples);
       float *row = sampled.logits + i * sampled.ld, *near = row + far_columns;
+      near_logits(scores, position, own - c.window, seen, near);
+      if (scores.band) add_band(scores, position, 0, c.sinks, row);
       for (int64_t j = 0; j < imin(first, end - 1); ++j) near[j] = MASKED_LOGIT;
       for (int64_t j = end; j < seen; ++j) near[j] = MASKED_LOGIT;
       scale_row(row, softmax(row, columns) * weight, round_up(columns, VL));
@@ -292,7 +296,7 @@ class Prefill {
     }
     if (slots.n <= shape.budget) return true;
     queries.update_metric();
-    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation};
+    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
     const Slots merged = spare;
     spare = slots, slots = merged;
@@ -318,7 +322,7 @@ class Prefill {
       for (int64_t i = 0; i < n; ++i) {
         load_query(g, first + i, c.sqrt_scale * LOG2E_F, work.query + i * row_stride(c.dim));
       }
-      flags |= attend(window, far, low, first, n, work);
+      flags |= attend(window, far, scores_of(c, shape.kv * shape.groups + g), low, first, n, work);
       float* out = c.out + (shape.b * c.heads + shape.kv * shape.groups + g) * c.tokens * M;
       for (int64_t i = 0; i < n; ++i) copy_row(out + token(first + i) * M, work.rows + i * row_stride(M), M);
     }

@@ -2,6 +2,7 @@
 /// the far field.
 #pragma once
 #include "nearfar/merge.h"
+#include "nearfar/scores.h"
 
 namespace {
 
@@ -85,6 +86,11 @@ float softmax(float* row, int64_t n) {
   return 1 / sum(total + e);
 }
 
+/// Of a query head of a call.
+INLINE Scores scores_of(const NearFarCall& c, int64_t query_head) {
+  return {c.logit_cap * LOG2E_F, c.band ? c.band + query_head * c.reach : nullptr, c.reach};
+}
+
 /// Work space of a block of queries.
 struct AttendScratch {
   float *query, *logits, *factor, *rows;  // (n, row_stride(D)), (n, ld), (n), (n, row_stride(M))
@@ -102,19 +108,42 @@ struct AttendScratch {
   }
 };
 
+/// s.logits (n, ld): logits of queries with the `columns` of the far field; sinks still without their biases.
+void far_logits(const Operand& to_far, const FarField& far, const Scores& scores, int64_t n, int64_t columns,
+                const AttendScratch& s) {
+  if (scores.cap == 0) return gemm(n, columns, &to_far, 1, AddBias{s.logits, s.ld, far.bias});
+  gemm(n, columns, &to_far, 1, Store<false>{s.logits, s.ld});
+  for (int64_t i = 0; i < n; ++i) {
+    cap_row(s.logits + i * s.ld, columns, scores.cap);
+    add_row(s.logits + i * s.ld, far.bias, 1, columns);
+  }
+}
+
+/// Turns scores row (n) of a query at `position` with the near keys from `first` on into logits.
+INLINE void near_logits(const Scores& scores, int64_t position, int64_t first, int64_t n, float* row) {
+  if (scores.cap > 0) cap_row(row, n, scores.cap);
+  if (scores.band) add_band(scores, position, first, n, row);
+}
+
 /// s.rows (n, row_stride(M)): attention of the queries s.query (n, row_stride(D)), in units of log2, at the positions from
 /// `first` on, over the far field, the near keys from `low` on and those up to their own position. Returns flags.
-int32_t attend(const Window& window, const FarField& far, int64_t low, int64_t first, int64_t n, const AttendScratch& s) {
+int32_t attend(const Window& window, const FarField& far, const Scores& scores, int64_t low, int64_t first, int64_t n,
+               const AttendScratch& s) {
   const int64_t D = window.dim, ld = row_stride(D), before = first - low, lv = row_stride(window.value_dim);
   const int64_t far_columns = round_up(far.sinks + far.slots, VL);
   float* near = s.logits + far_columns;
   const Operand to_far{s.query, ld, 1, far.key_t, far.ld, D};
   const Operand to_before{s.query, ld, 1, window.key_t + low - window.base, window.ld(), D};
   const Operand to_own{s.query, ld, 1, window.key_t + first - window.base, window.ld(), D};
-  gemm(n, far_columns, &to_far, 1, AddBias{s.logits, s.ld, far.bias});
+  far_logits(to_far, far, scores, n, far_columns, s);
   gemm(n, round_up(before, VL), &to_before, 1, Store<false>{near, s.ld});
   gemm(n, round_up(n, VL), &to_own, 1, Store<false>{near + before, s.ld}, nullptr, true);
-  for (int64_t i = 0; i < n; ++i) s.factor[i] = softmax(s.logits + i * s.ld, far_columns + before + i + 1);
+  for (int64_t i = 0; i < n; ++i) {
+    float* row = s.logits + i * s.ld;
+    near_logits(scores, first + i, low, before + i + 1, row + far_columns);
+    if (scores.band) add_band(scores, first + i, 0, far.sinks, row);
+    s.factor[i] = softmax(row, far_columns + before + i + 1);
+  }
   const Operand parts[3] = {{near + before, s.ld, 1, window.value_at(first), lv, n, UP_TO_ROW},
                             {near, s.ld, 1, window.value_at(low), lv, before},
                             {s.logits, s.ld, 1, far.value, lv, far.sinks + far.slots}};

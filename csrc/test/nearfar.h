@@ -11,11 +11,13 @@ int32_t linattn_nearfar_merge(const MergeCall*);
 
 namespace {
 
-/// One case; `slots` is the budget of each kv head.
+/// One case; `slots` is the budget of each kv head, `cap` that of the scores, `reach` the distances with biases.
 struct NearFarShape {
   int64_t batch, heads, groups, tokens, dim, value_dim, window, sinks, block, slots;
   int32_t dtype;
   bool mask;
+  float cap = 0;
+  int64_t reach = 0;
 };
 
 /// A state whose buffers have exactly the size they must have.
@@ -38,7 +40,7 @@ struct State {
 /// A sequence that is fed to the library in pieces.
 struct NearFarRun {
   NearFarShape s;
-  Buffer<float> q, k, v, out;
+  Buffer<float> q, k, v, out, band;
   Buffer<uint16_t> hq, hk, hv;
   Buffer<uint8_t> mask;
   std::vector<int64_t> seen, merged, entered, budgets;
@@ -51,6 +53,7 @@ struct NearFarRun {
         k(s.batch * s.heads * s.tokens * s.dim, true),
         v(s.batch * s.heads * s.tokens * s.value_dim, true),
         out(s.batch * s.heads * s.groups * s.tokens * s.value_dim),
+        band(s.heads * s.groups * s.reach, true),
         hq(int64_t(q.size)),
         hk(int64_t(k.size)),
         hv(int64_t(v.size)),
@@ -63,7 +66,7 @@ struct NearFarRun {
     shape = "near/far dtype " + std::to_string(s.dtype) + " heads " + std::to_string(s.batch * s.heads) + " tokens " +
             std::to_string(s.tokens) + " dim " + std::to_string(s.dim) + " values " + std::to_string(s.value_dim) +
             " window " + std::to_string(s.window) + " block " + std::to_string(s.block) + " slots " +
-            std::to_string(s.slots);
+            std::to_string(s.slots) + (s.cap > 0 ? " capped" : "") + (s.reach > 0 ? " biased" : "");
     name = std::string(linattn_isa()) + " " + shape;
   }
 
@@ -80,6 +83,7 @@ struct NearFarRun {
     c.batch = s.batch, c.heads = s.heads * s.groups, c.kv_heads = s.heads, c.tokens = count;
     c.dim = s.dim, c.value_dim = s.value_dim, c.window = s.window, c.sinks = s.sinks, c.block = s.block, c.stride = 1;
     c.threads = 3, c.dtype = s.dtype, c.sqrt_scale = 0.7f, c.alpha = 0.25f;
+    c.logit_cap = s.cap, c.reach = s.reach, c.band = s.reach > 0 ? static_cast<float*>(band) : nullptr;
     const int64_t T = s.tokens;
     const int64_t strides[3][3] = {{s.heads * s.groups * T * s.dim, T * s.dim, s.dim},
                                    {s.heads * T * s.dim, T * s.dim, s.dim},
@@ -198,7 +202,8 @@ void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
   for (int64_t i = 0; i < problems * D; ++i) metric[i] = 1;
   for (int64_t i = 0; i < problems * n; ++i) rate[i] = float(i % 7) / 7;
   for (int64_t i = 0; i < n / 4; ++i) bias[n + 3 * i] = -INFINITY;
-  MergeCall c{problems, n, size, D, M, 2, 0.25f, 0, slot, bias, rate, anchor, metric, slot_new, bias_new, place};
+  MergeCall c{problems, n,    size, D,      M,      2,        0.25f,    n % 2 ? 0.0f : 3.0f,
+              slot,     bias, rate, anchor, metric, slot_new, bias_new, place};
   const std::string name = "merge of " + std::to_string(n) + " into " + std::to_string(size);
   expect(linattn_nearfar_merge(&c) == OK, name);
   digests.same(name, bias_new, bias_new.size, 1e-4);
@@ -206,9 +211,10 @@ void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
 }
 
 const NearFarShape NEARFAR_SIZES[] = {
-    {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},      {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
-    {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false}, {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
-    {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},
+    {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},           {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
+    {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false},      {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
+    {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},          {2, 1, 2, 0, 7, 5, 9, 3, 8, 6, 0, true, 0.9f, 10},
+    {1, 2, 2, 0, 17, 9, 12, 2, 7, 10, 0, false, 0, 13},
 };
 
 /// Runs all near/far shapes with these lengths; returns how many.

@@ -13,9 +13,10 @@ from linattn.hf import StateCache, attach, detach
 from linattn.hf.learned_sinks import Tokens, as_a_token
 
 DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss"]
+BIASED = ["gemma2", "bloom", "mpt"]  # capped logits, and ALiBi
 
 
-@pytest.mark.parametrize("family", [*DECODERS, "bert"])
+@pytest.mark.parametrize("family", [*DECODERS, *BIASED, "bert"])
 def test_attached_models_agree_with_their_own_attention_while_keys_fit_and_detach_restores(family):
     model, ids = build(family), tokens()
     mask = torch.ones_like(ids)
@@ -33,7 +34,7 @@ def test_attached_models_agree_with_their_own_attention_while_keys_fit_and_detac
     assert list(model.state_dict()) == state_dict
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", [*DECODERS, *BIASED])
 def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family):
     model, ids = attach(build(family), NearFar(**KERNEL)), tokens()
     whole = logits(model, ids, use_cache=False)
@@ -46,7 +47,7 @@ def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family
         assert cache.get_seq_length() == 90
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss", *BIASED])
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
 def test_generate_with_the_cache_is_generate_without(family, options):
     model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=60)
@@ -57,7 +58,9 @@ def test_generate_with_the_cache_is_generate_without(family, options):
     torch.manual_seed(1)
     slow = model.generate(ids, use_cache=False, **options)
     torch.manual_seed(1)
-    quick = model.generate(ids, past_key_values=StateCache(model), **options)
+    quick = model.generate(
+        ids, past_key_values=StateCache(model), use_cache=True, **options
+    )  # off in MPT's configuration
     assert torch.equal(quick, slow)
 
 
@@ -110,8 +113,9 @@ def test_without_our_cache_the_whole_past_is_seen():
     torch.testing.assert_close(torch.cat([first, *rest], 1), whole, atol=1e-4, rtol=1e-4)
 
 
-def test_encoder_decoder():
-    model, source, target = build("bart"), tokens(2, 80), tokens(2, 60, seed=1)
+@pytest.mark.parametrize("family", ["bart", "t5", "mt5", "umt5"])
+def test_encoder_decoder(family):
+    model, source, target = build(family), tokens(2, 80), tokens(2, 60, seed=1)
     own = logits(model, source, decoder_input_ids=target)
     attach(model, NearFar(**WIDE))
     torch.testing.assert_close(logits(model, source, decoder_input_ids=target), own, atol=1e-4, rtol=1e-4)
@@ -125,8 +129,9 @@ def test_encoder_decoder():
     assert (quick == slow).float().mean() > 0.9  # cross attention is exact for one query, compressed for forty
 
 
-def test_encoder_decoder_with_a_bounded_cross_cache():
-    model, source = build("bart"), tokens(2, 80)
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_encoder_decoder_with_a_bounded_cross_cache(family):
+    model, source = build(family), tokens(2, 80)
     mask = torch.ones_like(source)
     mask[0, 60:] = 0
     options = {"attention_mask": mask, "max_new_tokens": 30, "min_new_tokens": 30}
@@ -188,9 +193,10 @@ def test_kernels_per_layer_and_budgets_per_head():
 
 def test_what_cannot_be_kept_is_refused():
     with pytest.raises(ValueError, match="relative position bias"):
-        attach(build("t5"), "nearfar")
-    with pytest.raises(ValueError, match="capped logits"):
-        attach(build("gemma2", layer_types=["full_attention"] * 2), "nearfar")
+        attach(build("pop2piano"), "nearfar")
+    for family, reason in (("t5", "relative position bias"), ("gemma2", "capped logits"), ("bloom", "ALiBi")):
+        with pytest.raises(ValueError, match=reason):
+            attach(build(family), "elu")
     with pytest.raises(TypeError, match="PreTrainedModel"):
         attach(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match='pass kernel="nearfar"'):

@@ -29,10 +29,8 @@ def kernel_of(settings: Mapping[str, Any], dim: int) -> Kernel | None:
             warnings.simplefilter("ignore", UserWarning)  # the raw form says that it is for study, as the page does
             return Trig(dim, features, normalize=name == "trig", seed=seed)
     if name == "nearfar":
-        sizes = {
-            key: _number(settings, key, 16, 1 if key == "block" else 0) for key in ("window", "slots", "sinks", "block")
-        }
-        return NearFar(**sizes)
+        names = ("window", "slots", "sinks", "block")
+        return NearFar(*(_number(settings, key, 16, 1 if key == "block" else 0) for key in names))
     made: dict[str, type[Kernel]] = {"elu": Elu, "relu": Relu, "polynomial": Polynomial, "taylor": Taylor}
     if name in made:
         return made[name]()

@@ -59,6 +59,10 @@ def implied_attention(
                 if value is None
                 else _beside_values(query, key, value, one, options)
             )
+        if made.positions or made.logit_cap is not None:
+            raise ValueError(
+                "exact_similarity is that of plain softmax, which has neither logit_cap nor position biases."
+            )
         made = Softmax(query.shape[-1])
     return reference.weights(
         query,

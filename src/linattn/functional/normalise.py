@@ -4,14 +4,15 @@ import copy
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..engines.call import Call, EngineName
 from ..kernels import Kernel, KernelName, Softmax
 from ..kernels.names import constant
-from ..nearfar import NearFar, NearFarState
+from ..nearfar import NearFar, NearFarState, positioned
 from ..ops.linear_attention.decay import Forgetting, forgetting
-from ..ops.packing import CuSeqlens, read_packing
+from ..ops.packing import CuSeqlens, Packing, read_packing
 from ..states import KeyValueCache, LinearState, State
 from . import checks
 
@@ -41,12 +42,13 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Layout:
-    """What `restore` undoes. batch: of the call; state_batch: of its state; flat: the tokens had no heads."""
+    """What `restore` undoes. batch, dtype: of the call; state_batch: of its state; flat: the tokens had no heads."""
 
     batch: tuple[int, ...]
     state_batch: tuple[int, ...]
     flat: bool
     return_state: bool
+    dtype: torch.dtype
 
 
 Tokens = tuple[Tensor, Tensor, Tensor, State | None]  # query, key, value and the state before them
@@ -68,13 +70,17 @@ def normalise(given: Arguments) -> tuple[Call, Tokens, Layout]:
     forget = _read_forgetting(given, kernel, mask, (*batch, key.shape[-3], S))
     packing = None if given.cu_seqlens is None else read_packing(given.cu_seqlens, query.shape[-2], S)
     state_batch = batch if packing is None else (*batch, packing[0].count)
-    signature = kernel.signature(given.scale, query.shape[-1])
+    entries, scale = math.prod(batch), given.scale
+    query, key, value = (_one_batch(x, batch, entries) for x in (query, key, value))
+    if isinstance(kernel, NearFar) and kernel.positions:
+        (query, key, value), scale = _with_positions(given, kernel, (query, key, value), mask, packing)
+    signature = kernel.signature(scale, query.shape[-1])
     state = given.state
     if state is not None:
         state = _read_state(state, kernel, signature, state_batch, (query, key, value))
     call = Call(
         kernel=kernel,
-        scale=given.scale,
+        scale=scale,
         signature=signature,
         is_causal=given.is_causal,
         normalize=given.normalize,
@@ -86,22 +92,40 @@ def normalise(given: Arguments) -> tuple[Call, Tokens, Layout]:
         writes=forget.writes,
         packing=packing,
     )
-    entries = math.prod(batch)
-    query, key, value = (_one_batch(x, batch, entries) for x in (query, key, value))
-    return call, (query, key, value, state), Layout(batch, state_batch, flat, given.return_state)
+    return call, (query, key, value, state), Layout(batch, state_batch, flat, given.return_state, given.query.dtype)
 
 
 def restore(out: Tensor, new_state: State | None, state: State | None, layout: Layout) -> Tensor | tuple[Tensor, State]:
     """The output (B, heads, L, M) and the state in the caller's layout."""
     batch = layout.batch
     out = out.reshape(*batch, *out.shape[1:]) if len(batch) != 1 else out
-    out = out.squeeze(-3) if layout.flat else out
+    out = (out.squeeze(-3) if layout.flat else out).to(layout.dtype)
     if not layout.return_state:
         return out
     assert new_state is not None
     if len(layout.state_batch) == 1:
         return out, copy.copy(new_state) if new_state is state else new_state
     return out, new_state.map(lambda _, x: x.reshape((*layout.state_batch, *x.shape[1:])))
+
+
+def _with_positions(
+    given: Arguments,
+    kernel: NearFar,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    packing: tuple[Packing, Packing] | None,
+) -> tuple[tuple[Tensor, Tensor, Tensor], float]:
+    """Queries and keys with the positions that the biases of near/far need, and the scale of the call."""
+    (B, _, L, _), S = tokens[0].shape, tokens[1].shape[2]
+    stateful = given.state is not None or given.return_state
+    positioned.check_call(kernel, L, S, is_causal=given.is_causal, state=stateful)
+    if packing is not None and kernel.position_bias is not None and packing[0].bounds != packing[1].bounds:
+        raise ValueError("position_bias over packed sequences needs the same cu_seqlens for queries and keys.")
+    start, sequences = None, B * (1 if packing is None else packing[1].count)
+    if isinstance(given.state, NearFarState) and given.state.tokens.numel() == sequences:  # others are refused later on
+        start = given.state.tokens.to(tokens[1].device)
+    place = positioned.key_positions((B, S), mask, None if packing is None else packing[1], start, tokens[1].device)
+    return positioned.with_positions(kernel, tokens, given.scale, place)
 
 
 def _one_batch(x: Tensor, batch: tuple[int, ...], entries: int) -> Tensor:

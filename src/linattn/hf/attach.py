@@ -9,9 +9,11 @@ from transformers import PreTrainedModel
 
 from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
-from .attention import NAME, PassCache
+from .alibi import AlibiForward, is_alibi
+from .attention import CACHE, NAME, PADDING, PassCache, attend
+from .biases import biases_of
 from .budgets import Calibration
-from .hybrids.layers import Replaced, linear_layers, serve
+from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .self_calibration import find_or_calibrate
 from .sharding import ShardInputs
@@ -25,6 +27,7 @@ class Attached:
 
     layers: set[int] = field(default_factory=set)  # indices of layers with a kernel that are given the call's cache
     modules: list[Any] = field(default_factory=list)
+    biased: list[Any] = field(default_factory=list)  # modules that cap or bias their scores
     hooks: list[Any] = field(default_factory=list)
     implementations: list[tuple[Any, str | None]] = field(default_factory=list)
     replaced: list[Replaced] = field(default_factory=list)  # forwards of linear layers
@@ -53,8 +56,8 @@ def attach(
 
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
-            encoder (BERT, ..) or both (BART, ..). Layers with a sliding window keep their own attention, which is linear
-            already.
+            encoder (BERT, ..) or both (BART, T5, ..). Layers with a sliding window keep their own attention, which is linear
+            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias and learned sinks (gpt-oss).
         kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers
             that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
             is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
@@ -123,6 +126,34 @@ def _attach_kernels(
     chosen = _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
+    if any(is_alibi(module) for _, module in found):
+        _attach_alibi(model, found, chosen, attached)
+    else:
+        _attach_interface(model, found, chosen, attached)
+    for name, module in found:
+        biases = biases_of(name, module, found)
+        if biases.any or biases.understood:
+            module.linattn_biases = biases
+            attached.biased.append(module)
+    for module, own in chosen.items():
+        module.linattn_kernel = own
+        attached.modules.append(module)
+
+
+def _attach_alibi(
+    model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
+) -> None:
+    """BLOOM and MPT call no attention interface: all of their modules get a forward that does."""
+    for config in configs_of(model):
+        config._attn_implementation_internal = PADDING
+    for _, module in found:
+        attached.replaced.append(replace_forward(module, AlibiForward(module, attend, CACHE)))
+        attached.layers |= {module.layer_idx} if module in chosen else set()
+
+
+def _attach_interface(
+    model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
+) -> None:
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
@@ -130,9 +161,6 @@ def _attach_kernels(
         if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
             attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
             attached.layers |= {module.layer_idx} if module in chosen else set()
-    for module, own in chosen.items():
-        module.linattn_kernel = own
-        attached.modules.append(module)
 
 
 def _found_budgets(
@@ -161,8 +189,9 @@ def _choose_kernels(
         if choice is None or is_sliding(module):
             continue
         near_far = isinstance(choice, NearFar) or choice == "nearfar"
-        refuse_unsupported(name, module, learned_sinks=near_far)
-        chosen[module] = _kernel_for(module, choice, budgets)
+        refuse_unsupported(name, module, near_far=near_far)
+        own = _kernel_for(module, choice, budgets)
+        chosen[module] = biases_of(name, module, found).given_to(own) if isinstance(own, NearFar) else own
     if not chosen:
         raise ValueError(
             "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
@@ -179,6 +208,8 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
         hook.remove()
     for module in attached.modules:
         del module.linattn_kernel
+    for module in attached.biased:
+        del module.linattn_biases
     for replaced in attached.replaced:
         replaced.restore()
     for config, implementation in attached.implementations:

@@ -18,20 +18,24 @@ from transformers.masking_utils import (
 
 from ..functional import routing
 from ..functional.attention import attention
+from .biases import LayerBiases
 from .cache import StateLayer
 from .eviction import Eviction
-from .learned_sinks import Tokens, as_a_token, exact
+from .exact import exact
+from .learned_sinks import Tokens, as_a_token
 from .modules import is_sliding
 
 NAME = "linattn"
+PADDING = "linattn_padding"  # whose mask is always a tensor: MPT converts it without looking
 CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
 
-# Options that change the attention weights, and why they are not supported.
+# Options that change the attention weights, and why they are not supported where the layer's kernel does not have them.
 _REFUSED = {
     "softcap": "logits are capped",
     "position_bias": "a bias is added for every pair of positions",
     "head_mask": "heads are masked",
 }
+NO_BIASES = LayerBiases()
 
 
 def attend(
@@ -50,11 +54,17 @@ def attend(
     if isinstance(layer, StaticLayer) and not layer.is_sliding:
         key, value, attention_mask = _written(layer, key, value, attention_mask)
     sinks = kwargs.pop("s_aux", None)
-    kernel = _kernel_of(module, sinks)
+    biases: LayerBiases = getattr(module, "linattn_biases", NO_BIASES)
+    if biases.cap is not None and kwargs.get("softcap") == biases.cap:
+        del kwargs["softcap"]
+    if biases.understood:
+        kwargs.pop("position_bias", None)  # T5 computes it for the keys of this call alone
+    kernel = _kernel_of(module, sinks, biases)
     if kernel is None:
         mask = _full_mask(module, query, key, attention_mask, is_causal)
-        if sinks is not None:
-            return _exact_with_sinks(module, query, key, value, mask, dropout, scaling, sinks), None
+        if sinks is not None or biases is not NO_BIASES:
+            tokens = Tokens(query, key, value, None)
+            return _exact(module, tokens, mask, attention_mask, dropout, scaling, sinks, biases), None
         return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
     _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -81,13 +91,17 @@ def attend(
     return out[:, :, -query.shape[2] :].transpose(1, 2), None
 
 
-def _kernel_of(module: Any, sinks: Tensor | None) -> Any:
+def _kernel_of(module: Any, sinks: Tensor | None, biases: LayerBiases) -> Any:
     """The layer's kernel; over shards, its own softmax in their form. None: the layer keeps its own attention."""
     kernel = getattr(module, "linattn_kernel", None)
     if routing.current() is None:
         return kernel
     if sinks is not None:
         raise ValueError(f"layer {module.layer_idx} has learned sinks, which have no form over shards.")
+    if kernel is None and biases is not NO_BIASES:
+        raise ValueError(
+            f"layer {module.layer_idx} caps or biases its scores, which its softmax has no form over shards for."
+        )
     if kernel is None and is_sliding(module):
         raise ValueError(f"layer {module.layer_idx} has a sliding window, which has no form over shards.")
     return "softmax" if kernel is None else kernel
@@ -107,24 +121,27 @@ def _cross(layer: StateLayer, tokens: Tokens, options: Any) -> Tensor:
     return out
 
 
-def _exact_with_sinks(
+def _exact(
     module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    tokens: Tokens,
     mask: Tensor | None,
+    padding: Tensor | None,
     dropout: float,
     scaling: float | None,
-    sinks: Tensor,
+    sinks: Tensor | None,
+    biases: LayerBiases,
 ) -> Tensor:
-    """(B, L, H, M), for layers that keep their own attention."""
+    """(B, L, H, M), for layers that keep their own attention. padding: (B, S), where the mask is made of one."""
     if dropout:
         raise ValueError("attention dropout has no form here: set the model's attention dropout to 0 or call eval().")
+    query, key, value, _ = tokens
     L, S = query.shape[2], key.shape[2]
-    if mask is None and L > 1:
+    if mask is None and L > 1 and getattr(module, "is_causal", True):
         mask = torch.ones(L, S, dtype=torch.bool, device=key.device).tril(S - L)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return exact(query, key, value, mask, scale, sinks).transpose(1, 2)
+    key_mask = padding[:, -S:] if padding is not None and padding.dim() == 2 else None
+    bias = biases.exact(query, key, key_mask)
+    return exact(query, key, value, mask, scale, sinks=sinks, cap=biases.cap, bias=bias).transpose(1, 2)
 
 
 def _evict(
@@ -185,6 +202,14 @@ def make_mask(
     return flash_attention_mask(**options, **kwargs)
 
 
+def make_padding_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
+    """`make_mask` for models with ALiBi: (batch, keys), True = attend, also where nothing is hidden."""
+    found = make_mask(batch_size, q_length, kv_length, **kwargs)
+    if found is None:
+        return torch.ones(batch_size, kv_length, dtype=torch.bool, device=kwargs.get("device"))
+    return found.bool()
+
+
 def _cache_layer(module: Any, cache: Cache | None) -> Any:
     """The cache entry of this module; None without a cache."""
     if cache is None or module.layer_idx is None:
@@ -240,3 +265,4 @@ def _full_mask(
 # On import, so that an attached model that was pickled finds them in a process that never called `attach`.
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, make_mask)
+AttentionMaskInterface.register(PADDING, make_padding_mask)

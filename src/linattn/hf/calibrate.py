@@ -17,7 +17,13 @@ from transformers.masking_utils import sdpa_mask
 
 from ..functional.attention import attention
 from ..nearfar import NearFar
+from .alibi import AlibiForward, is_alibi
+from .attention import PADDING
+from .biases import LayerBiases, biases_of
 from .budgets import RULE, Calibration, Option, hand_out
+from .exact import exact as exact_attention
+from .hybrids.layers import replace_forward
+from .learned_sinks import Tokens, as_a_token
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .unfinished import Unfinished
 
@@ -33,6 +39,7 @@ Show = Callable[[Any, Tensor, Tensor, Tensor, Tensor, dict[str, Any]], None]
 
 # By module, so that models can be calibrated side by side.
 _shown_to: WeakKeyDictionary[nn.Module, Show] = WeakKeyDictionary()
+_biases: WeakKeyDictionary[nn.Module, LayerBiases] = WeakKeyDictionary()
 
 
 def _say(sentence: str) -> None:
@@ -76,7 +83,7 @@ def calibrate(
         Path(save).mkdir(parents=True, exist_ok=True)
     near_far = kernel or NearFar(recall_bits=8)
     ids = repeating(input_ids)
-    modules = [module for _, module in measured_layers(model)]
+    modules = [module for _, module in measured_layers(model, biased=True)]
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
@@ -153,7 +160,8 @@ def measure_layers(
     An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
     in the denominator.
     """
-    modules = measured_layers(model)
+    modules = measured_layers(model, biased=True)
+    biases = {module: biases_of(name, module, modules) for name, module in modules}
     rows: dict[int, Tensor] = {}
     with tqdm(total=len(modules), desc="layers", disable=None if progress else True) as bar:
 
@@ -161,27 +169,35 @@ def measure_layers(
             module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
         ) -> None:
             H, G = key.shape[1], query.shape[1] // key.shape[1]
+            sinks = options.pop("sinks")
             size_of = _sizes_by_head(module, H, G, value.shape[-1])
             total = size_of(exact, range(H)).sum()
 
             def measure(kernel: NearFar, heads: Sequence[int] | None) -> Tensor:
                 heads = range(H) if heads is None else heads
                 queries = [h * G + g for h in heads for g in range(G)]
-                out = attention(query[:, queries], key[:, list(heads)], value[:, list(heads)], kernel=kernel, **options)
+                own = biases[module].given_to(kernel)
+                own = own.of_heads(queries) if own.positions else own
+                tokens = Tokens(query[:, queries], key[:, list(heads)], value[:, list(heads)], None)
+                if sinks is not None:
+                    tokens = as_a_token(tokens, sinks[queries], options["scale"], True)
+                    own = own.changed(sinks=own.sinks + 1)
+                out = attention(*tokens[:3], kernel=own, **options)[:, :, -query.shape[2] :]
                 return size_of(out - exact[:, queries], heads) / total
 
             rows[id(module)] = visit(module.layer_idx, measure)
             bar.update()
 
-        with show_attention(model, show), torch.inference_mode():
+        with show_attention(model, show, biased=True), torch.inference_mode():
             model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
     return [rows[id(module)] for _, module in modules]
 
 
-def measured_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
+def measured_layers(model: PreTrainedModel, *, biased: bool = False) -> list[tuple[str, Any]]:
+    """The global layers. biased: also those that cap or bias their scores, or have learned sinks, but not T5's."""
     found = [(name, module) for name, module in attention_modules(model) if not is_sliding(module)]
     for name, module in found:
-        refuse_unsupported(name, module)
+        refuse_unsupported(name, module, near_far=biased and not hasattr(module, "has_relative_attention_bias"))
     return found
 
 
@@ -212,29 +228,52 @@ def _output_weight(module: Any) -> Tensor | None:
 
 
 @contextmanager
-def show_attention(model: PreTrainedModel, show: Show) -> Iterator[None]:
-    """Runs the model's attention exactly, and shows each global layer's tensors to a function."""
+def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) -> Iterator[None]:
+    """Runs the model's attention exactly, and shows each global layer's tensors to a function.
+
+    biased: also of layers that cap or bias their scores, or have learned sinks; the options then have the entry "sinks".
+    """
     configs = configs_of(model)
     before = [config._attn_implementation for config in configs]
-    for _, module in measured_layers(model):
+    modules, replaced = measured_layers(model, biased=biased), []
+    for _, module in modules:
         _shown_to[module] = show
-    model.set_attn_implementation(_PROBE)
+    if any(is_alibi(module) for _, module in modules):
+        replaced = [replace_forward(module, AlibiForward(module, _probe, "cache")) for _, module in modules]
+        for config in configs:
+            config._attn_implementation_internal = PADDING
+    else:
+        model.set_attn_implementation(_PROBE)
+    found = attention_modules(model)
+    for name, module in found if biased else []:
+        _biases[module] = biases_of(name, module, found)
     try:
         yield
     finally:
+        for one in replaced:
+            one.restore()
         for config, implementation in zip(configs, before, strict=False):
             config._attn_implementation_internal = implementation
-        for _, module in measured_layers(model):
+        for _, module in found:
             _shown_to.pop(module, None)
+            _biases.pop(module, None)
 
 
 def _probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-    out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    biases, sinks, scale = _biases.get(module), kwargs.get("s_aux"), kwargs.get("scaling")
+    given = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if given is None else given)
+    if sinks is None and (biases is None or not biases.any):
+        out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    else:
+        scale, weights = query.shape[-1] ** -0.5 if scale is None else scale, None
+        if mask is None and causal:
+            mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril()
+        cap, bias = (None, None) if biases is None else (biases.cap, biases.exact(query, key, None))
+        out = exact_attention(query, key, value, mask, scale, sinks=sinks, cap=cap, bias=bias).transpose(1, 2)
     if (show := _shown_to.get(module)) is not None:
-        given = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if given is None else given
-        options = {"is_causal": bool(causal), "scale": kwargs.get("scaling"), "enable_gqa": True}
-        show(module, query, key, value, out.transpose(1, 2), options)
+        options = {"is_causal": causal, "scale": scale, "enable_gqa": True}
+        show(module, query, key, value, out.transpose(1, 2), options | ({} if biases is None else {"sinks": sinks}))
     return out, weights
 
 

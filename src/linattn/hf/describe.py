@@ -9,8 +9,9 @@ from ..engines import native
 from ..kernels import Kernel
 from ..measure import cost
 from ..nearfar import NearFar
+from ..nearfar.native import kernel_refusal
 from .hybrids.layers import linear_layers
-from .modules import attention_modules, head_dim, is_sliding
+from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,24 @@ def _attention(name: str, module: Any, engine: str) -> LayerReport:
     kernel = getattr(module, "linattn_kernel", None)
     if kernel is None:
         return LayerReport(name, "softmax, sliding window" if is_sliding(module) else "softmax", "transformers", None)
-    return LayerReport(name, type(kernel).__name__, engine, _kernel_bytes(module, kernel))
+    if isinstance(kernel, NearFar) and kernel_refusal(kernel) is not None:
+        engine = "torch"
+    return LayerReport(name, _words(module, kernel), engine, _kernel_bytes(module, kernel))
+
+
+def _words(module: Any, kernel: Kernel) -> str:
+    """The kernel, and what it keeps of the layer's own softmax."""
+    words = [type(kernel).__name__]
+    if isinstance(kernel, NearFar):
+        words += ["logit cap"] if kernel.logit_cap is not None else []
+        words += ["ALiBi"] if kernel.alibi_slopes is not None else []
+        words += ["position bias"] if kernel.position_bias is not None else []
+        words += ["learned sink"] if hasattr(module, "sinks") else []
+    return ", ".join(words)
 
 
 def _kernel_bytes(module: Any, kernel: Kernel) -> int | None:
-    heads = getattr(module.config, "num_key_value_heads", None) or module.config.num_attention_heads
+    _, heads = head_counts(module)
     dim = head_dim(module)
     if isinstance(kernel, NearFar) and any(kernel.recalls(heads)):
         return None  # recalled tokens are kept, in fewer bits

@@ -37,15 +37,3 @@ def as_a_token(tokens: Tokens, sinks: Tensor, scale: float, first: bool) -> Toke
     if key_mask is not None:
         key_mask = torch.nn.functional.pad(key_mask, (1, 0), value=True)
     return Tokens(query, key, value, key_mask)
-
-
-def exact(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:
-    """Softmax with sinks for layers that keep their own attention: (B, Hq, L, M). mask: bool, broadcast to (B, Hq, L, S)."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
-    logits = query @ key.mT * scale
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
-    sink = sinks.to(logits.dtype).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
-    weights = torch.cat([logits, sink], -1).softmax(-1, dtype=torch.float32)[..., :-1]
-    return weights.to(value.dtype) @ value

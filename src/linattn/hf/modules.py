@@ -4,39 +4,59 @@ from typing import Any
 
 from torch import nn
 
+from .alibi import is_alibi
+from .biases import BUCKETS
+
 
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
-    """The modules that call transformers' attention interface, by name."""
+    """The modules that call transformers' attention interface, and those with ALiBi, by name."""
     return [
         (name, module)
         for name, module in model.named_modules()
-        if hasattr(module, "is_causal") and hasattr(module, "layer_idx") and hasattr(module, "config")
+        if is_alibi(module)
+        or (hasattr(module, "is_causal") and hasattr(module, "layer_idx") and hasattr(module, "config"))
     ]
 
 
 def head_dim(module: Any) -> int:
-    return getattr(module, "head_dim", None) or module.config.hidden_size // module.config.num_attention_heads
+    dim = getattr(module, "head_dim", None) or getattr(module, "key_value_proj_dim", None)
+    return dim or module.config.hidden_size // module.config.num_attention_heads
+
+
+def head_counts(module: Any) -> tuple[int, int]:
+    """Query heads and kv heads."""
+    if is_alibi(module):
+        heads = getattr(module, "num_heads", None) or module.n_heads
+        return heads, heads
+    heads = module.config.num_attention_heads
+    return heads, getattr(module.config, "num_key_value_heads", None) or heads
 
 
 def is_sliding(module: Any) -> bool:
+    if is_alibi(module):
+        return False
     window = getattr(module, "sliding_window", None)
     if window is None and getattr(module.config, "layer_types", None) is None:
         window = getattr(module.config, "sliding_window", None)
     return window is not None
 
 
-def refuse_unsupported(name: str, module: Any, *, learned_sinks: bool = False) -> None:
-    """Raises for features of a layer that linear-time attention cannot reproduce; near/far can have learned sinks."""
+def refuse_unsupported(name: str, module: Any, *, near_far: bool = False) -> None:
+    """Raises for features of a layer that its kernel cannot reproduce; near/far can most of them."""
+    relative = hasattr(module, "has_relative_attention_bias")
     reasons = {
-        "a relative position bias (has_relative_attention_bias)": hasattr(module, "has_relative_attention_bias"),
-        "capped logits (attn_logit_softcapping)": getattr(module, "attn_logit_softcapping", None) is not None,
-        "learned sinks in its softmax (sinks)": hasattr(module, "sinks") and not learned_sinks,
+        "a relative position bias (has_relative_attention_bias)": relative
+        and not (near_far and type(module).__name__ in BUCKETS),
+        "capped logits (attn_logit_softcapping)": not near_far
+        and getattr(module, "attn_logit_softcapping", None) is not None,
+        "learned sinks in its softmax (sinks)": not near_far and hasattr(module, "sinks"),
+        "ALiBi": not near_far and is_alibi(module),
     }
     for reason, applies in reasons.items():
         if applies:
+            kinds = "this kernel" if not near_far else "near/far"
             raise ValueError(
-                f"cannot attach to {name} ({type(module).__name__}): it has {reason}, which near/far and linear kernels "
-                "have no form for."
+                f"cannot attach to {name} ({type(module).__name__}): it has {reason}, which {kinds} has no form for."
             )
 
 

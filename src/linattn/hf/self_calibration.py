@@ -19,7 +19,7 @@ from .._files import cache_folder
 from ..nearfar import NearFar
 from .budgets import RULE, Calibration
 from .calibrate import calibrate
-from .modules import attention_modules, head_dim, is_sliding
+from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 LENGTH = 2048  # tokens to measure on
 SAMPLES = 8  # that are written side by side: decoding a batch costs little more than decoding one
@@ -65,8 +65,7 @@ def slots_within(model: PreTrainedModel, kernel: NearFar, memory: int) -> int:
     for _, module in attention_modules(model):
         if is_sliding(module):
             continue
-        dim, heads = head_dim(module), module.config.num_attention_heads
-        kv_heads = getattr(module.config, "num_key_value_heads", None) or heads
+        dim, (heads, kv_heads) = head_dim(module), head_counts(module)
         fixed += kv_heads * kernel.state_bytes(0, dim, dim, heads // kv_heads)
         each += kv_heads * (kernel.state_bytes(1, dim, dim, 1) - kernel.state_bytes(0, dim, dim, 1))
     if memory < fixed:

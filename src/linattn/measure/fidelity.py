@@ -54,6 +54,8 @@ def fidelity(
     True
     """
     kernel = resolve(kernel, query.shape[-1], query.device)
+    if isinstance(kernel, NearFar) and (kernel.positions or kernel.logit_cap is not None):
+        raise ValueError("fidelity compares with plain softmax, which has neither logit_cap nor position biases.")
     options: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask}
     exact = attention(query, key, value, kernel="softmax", scale=scale, enable_gqa=True, **options)
     out = attention(query, key, value, kernel=kernel, scale=scale, enable_gqa=True, **options)

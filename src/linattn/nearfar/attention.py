@@ -8,7 +8,7 @@ from torch import Tensor
 from ..engines.call import Call
 from ..kernels.base import compute_dtype
 from . import merge as merging
-from .bidirectional import cross_attend, self_attend
+from .bidirectional import Options, cross_attend, self_attend
 from .block_attention import attend_exact, attend_state
 from .decode import decode
 from .kernel import NearFar
@@ -143,13 +143,14 @@ def _bidirectional(kernel: NearFar, group: HeadGroup, tokens: Tokens, merge: mer
         raise ValueError(
             "recall serves causal attention, and queries that read a state: without is_causal pass NearFar(recall=0)."
         )
+    options = Options(kernel.alpha, merge, group.scores)
     if L != S:
-        return cross_attend(query, entries, visible, room, kernel.alpha, merge)
+        return cross_attend(query, entries, visible, room, options)
     if visible is None:
-        return self_attend(kernel, query, entries, None, group.budget, merge)
+        return self_attend(kernel, query, entries, None, group.budget, options)
     order, back = visible_first(visible)
     query, entries = take_tokens(query, order), take_tokens(entries, order)
-    return take_tokens(self_attend(kernel, query, entries, visible.gather(1, order), group.budget, merge), back)
+    return take_tokens(self_attend(kernel, query, entries, visible.gather(1, order), group.budget, options), back)
 
 
 def _advance(

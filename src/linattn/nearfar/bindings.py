@@ -19,28 +19,9 @@ from ..engines.native.bindings import DTYPES, check_flags, rows
 from ..engines.native.ffi import NOT_FINITE, MergeCall, NearFarCall, library
 from ..engines.native.output_pool import COUNTS, FLOATS
 from ..states import finite
-from .kernel import NearFar
+from .native_form import NativeForm
 from .positions import Positions
 from .state import NearFarState, slots_per_head
-
-
-class NativeForm(NamedTuple):
-    """A kernel as the library takes it. sqrt_scale multiplies queries and keys; budgets are the slots of each kv head."""
-
-    window: int
-    sinks: int
-    block: int
-    stride: int
-    alpha: float
-    sqrt_scale: float
-    budgets: tuple[int, ...]
-
-    @classmethod
-    def of(cls, kernel: NearFar, scale: float | None, kv_heads: int, dim: int) -> "NativeForm":
-        sqrt_scale = kernel.logit_scale(dim, scale) ** 0.5
-        return cls(
-            kernel.window, kernel.sinks, kernel.block, kernel.stride, kernel.alpha, sqrt_scale, kernel.budgets(kv_heads)
-        )
 
 
 class Inputs(NamedTuple):
@@ -247,7 +228,14 @@ class PreparedDecode:
 
 
 def merge(
-    entries: Tensor, bias: Tensor, rate: Tensor | None, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    entries: Tensor,
+    bias: Tensor,
+    rate: Tensor | None,
+    size: int,
+    anchor: Tensor,
+    metric: Tensor,
+    alpha: float,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """linattn.nearfar.merge.merge without a table of all costs.
 
@@ -257,7 +245,7 @@ def merge(
     D = metric.shape[-1]
     old = [x.contiguous() for x in (entries, bias, anchor, metric, *([] if rate is None else [rate]))]
     new = FLOATS.new_empty(B, H, size, E), FLOATS.new_empty(B, H, size), COUNTS.new_empty(B, H, n)
-    call = MergeCall(problems=B * H, slots=n, size=size, dim=D, value_dim=E - D, alpha=alpha)
+    call = MergeCall(problems=B * H, slots=n, size=size, dim=D, value_dim=E - D, alpha=alpha, logit_cap=cap or 0.0)
     call.threads = torch.get_num_threads()
     call.slot, call.bias, call.anchor, call.metric = (x.data_ptr() for x in old[:4])
     call.rate = None if rate is None else old[4].data_ptr()
@@ -274,7 +262,9 @@ def _prepare(inputs: Inputs, state: PackedState, slots: Sequence[int]) -> tuple[
     call.heads, call.value_dim = state.queries.shape[2] * call.kv_heads, value.shape[-1]
     call.window, call.sinks, call.block, call.stride = form.window, form.sinks, form.block, form.stride
     call.threads, call.dtype = torch.get_num_threads(), DTYPES[key.dtype]
-    call.sqrt_scale, call.alpha = form.sqrt_scale, form.alpha
+    call.sqrt_scale, call.alpha, call.logit_cap = form.sqrt_scale, form.alpha, form.logit_cap
+    if form.band is not None:
+        call.reach, call.band = form.band.shape[1], form.band.data_ptr()
     call.key, call.value = key.data_ptr(), value.data_ptr()
     call.key_stride[:] = key.stride()[:3]
     call.value_stride[:] = value.stride()[:3]
@@ -301,7 +291,7 @@ def _prepare(inputs: Inputs, state: PackedState, slots: Sequence[int]) -> tuple[
     call.seen, call.counts, call.merged, call.entered, call.budgets, call.first_slot = (
         ctypes.addressof(x) for x in numbers
     )
-    return call, [*alive, near, *held, *numbers]
+    return call, [*alive, near, *held, *numbers, form.band]
 
 
 def _fail(flags: int, query: Tensor | None, key: Tensor, value: Tensor, state: PackedState) -> NoReturn:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import recall
+from .biases import Scores
 from .constants import HIDDEN
 from .kernel import NearFar
 from .positions import Positions
@@ -47,20 +48,20 @@ def attend_block(group: HeadGroup, query: Tensor, tokens: Tensor, view: BlockVie
     B, H, G, L, D = query.shape
     first, sinks = min(*view.first, tokens.shape[2] - L), max(view.sinks)
     near, sink, slots = tokens[:, :, first:], group.sink[:, :, :sinks], group.slots
-    x = query.reshape(B, H, G * L, D)
-    near_logits = x @ near[..., :D].mT
+    x, scores = query.reshape(B, H, G * L, D), group.scores
+    near_logits = scores.logits(x, near[..., :D])
     if L > 1:
         later = torch.ones(L, L, dtype=torch.bool, device=x.device).triu(1)
         near_logits.unflatten(2, (G, L))[..., -L:].masked_fill_(later, HIDDEN)
     if max(view.first) > first:
         index = torch.arange(first, tokens.shape[2], device=x.device)
         near_logits = near_logits.masked_fill(_rows(index < _column(view.first, x)), HIDDEN)
-    sink_logits = x @ sink[..., :D].mT
+    sink_logits = scores.logits(x, sink[..., :D])
     if min(view.sinks) < sinks:
         index = torch.arange(sinks, device=x.device)
         sink_logits = sink_logits.masked_fill(_rows(index >= _column(view.sinks, x)), HIDDEN)
-    slot_logits = torch.baddbmm(group.bias.flatten(0, 1).unsqueeze(1), x.flatten(0, 1), slots[..., :D].flatten(0, 1).mT)
-    logits = torch.cat([sink_logits, slot_logits.unflatten(0, (B, H)), near_logits], -1)
+    slot_logits = scores.logits(x, slots[..., :D], group.bias)
+    logits = torch.cat([sink_logits, slot_logits, near_logits], -1)
     p_sink, p_slot, p_near = logits.softmax(-1).split([sinks, slots.shape[2], near.shape[2]], -1)
     out = p_near @ near[..., D:] + p_slot @ slots[..., D:] + p_sink @ sink[..., D:]
     out = out.reshape(B, H, G, L, out.shape[-1])
@@ -74,15 +75,15 @@ def attend_state(group: HeadGroup, query: Tensor) -> Tensor:
     valid = valid_entries(group)
     bias = held.new_zeros(()).masked_fill(~valid, HIDDEN).unsqueeze(1).expand(-1, held.shape[1], -1)
     bias = torch.cat([bias[..., :sinks], group.bias, bias[..., sinks + slots :]], -1)  # (B, H, n)
-    out, logits = attend_entries(query, held, bias)
+    out, logits = attend_entries(query, held, bias, group.scores)
     out = out.masked_fill(~valid.any(-1)[:, None, None, None, None], 0)
     return out if group.cache is None else recall.correct(out, logits.logsumexp(-1), query, group, group.cache)
 
 
-def attend_entries(query: Tensor, entries: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def attend_entries(query: Tensor, entries: Tensor, bias: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
     """Softmax over entries with biases (B, H, n): the output, and the logits (B, H, G L, n)."""
     D = query.shape[-1]
-    logits = query.flatten(2, 3) @ entries[..., :D].mT + bias.unsqueeze(2)
+    logits = scores.logits(query.flatten(2, 3), entries[..., :D], bias)
     out = (logits.softmax(-1) @ entries[..., D:]).unflatten(2, query.shape[2:4])
     return out, logits
 
@@ -101,7 +102,7 @@ def attend_exact(
     key, value = (t.contiguous() for t in (tokens[..., :D], tokens[..., D:]))
     if tokens.shape[2] == 0:
         return query.new_zeros(B, H, G, L, value.shape[-1])
-    if valid is None and visible is None and (not is_causal or L == S):
+    if group.scores.plain and valid is None and visible is None and (not is_causal or L == S):
         out = scaled_dot_product_attention(x, key, value, is_causal=is_causal, scale=1.0, enable_gqa=G > 1)
         return out.reshape(B, H, G, L, value.shape[-1])
     mask = torch.ones(L, S, dtype=torch.bool, device=x.device)
@@ -110,7 +111,11 @@ def attend_exact(
         mask = mask & _rows(visible)
     if valid is not None:
         mask = torch.cat([_rows(valid).expand(-1, -1, L, -1), mask], -1)
-    out = scaled_dot_product_attention(x, key, value, attn_mask=mask, scale=1.0, enable_gqa=G > 1)
+    if group.scores.plain:
+        out = scaled_dot_product_attention(x, key, value, attn_mask=mask, scale=1.0, enable_gqa=G > 1)
+    else:
+        logits = group.scores.logits(query.flatten(2, 3), key).unflatten(2, (G, L))
+        out = logits.masked_fill(~mask.unsqueeze(1), HIDDEN).softmax(-1).flatten(1, 2) @ value.repeat_interleave(G, 1)
     return out.masked_fill(~mask.any(-1, keepdim=True), 0).reshape(B, H, G, L, value.shape[-1])
 
 

@@ -1,12 +1,16 @@
 """The kernel object of near/far attention, an approximation of softmax in linear time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..kernels.base import Kernel, softmax_similarity
+from ..kernels.base import Kernel
+from .biases import Scores, capped
 
 RECALL_UNIT = 8  # tokens in a block of recall: smaller blocks are found more reliably, larger ones are cheaper to score
+TableLike = Tensor | Callable[[], Tensor]
 _NO_FEATURES = "near/far attention has no fixed feature map: its features are slots that follow the keys."
 
 
@@ -33,13 +37,21 @@ class NearFar(Kernel):
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
+        logit_cap: a score s becomes logit_cap tanh(s / logit_cap), as in Gemma 2; for a slot, the score of its mean key.
+        alibi_slopes: (query heads), as in BLOOM and MPT: slope (j - i) is added to the score of query i and key j. For a slot,
+            j is the mean position of its keys. Causal only.
+        position_bias: (query heads, 2 n + 1), or a function that returns it, as in T5: added to the capped score of a key at
+            the relative position j - i = -n .. n; its ends also stand for everything farther. A slot of a causal call is at
+            the mean position of its keys; without is_causal, far keys count as farther than n. Tables may have gradients.
+
+    Positions count visible tokens.
     """
 
     stands_for_softmax = True
     has_features = False
     any_dim = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         window: int = 128,
         slots: int | Sequence[int] | Tensor = 128,
@@ -49,6 +61,9 @@ class NearFar(Kernel):
         *,
         recall: int | Sequence[int] | Tensor = 0,
         recall_bits: int = 32,
+        logit_cap: float | None = None,
+        alibi_slopes: Tensor | Sequence[float] | None = None,
+        position_bias: TableLike | None = None,
         dim: int | None = None,
     ):
         super().__init__(dim)
@@ -64,6 +79,10 @@ class NearFar(Kernel):
         if recall_bits not in (32, 16, 8):
             raise ValueError(f"NearFar: recall_bits must be 32, 16 or 8, got {recall_bits}.")
         self.recall_bits = int(recall_bits)
+        if logit_cap is not None and not logit_cap > 0:
+            raise ValueError(f"NearFar: logit_cap must be positive, got {logit_cap}.")
+        self.logit_cap = None if logit_cap is None else float(logit_cap)
+        self._read_biases(alibi_slopes, position_bias)
         self.native_plans: dict[tuple[object, ...], object] = {}  # of the fast path, which keys them by `changes` too
 
     def budgets(self, heads: int) -> tuple[int, ...]:
@@ -83,16 +102,67 @@ class NearFar(Kernel):
         self, slots: int | Sequence[int] | Tensor, recall: int | Sequence[int] | Tensor | None = None
     ) -> "NearFar":
         """The same kernel with other budgets."""
-        return NearFar(
-            self.window,
-            slots,
-            self.sinks,
-            self.block,
-            self.alpha,
-            recall=self.recall if recall is None else recall,
-            recall_bits=self.recall_bits,
-            dim=self.dim,
+        return self.changed(slots=slots, recall=self.recall if recall is None else recall)
+
+    def changed(self, **options: object) -> "NearFar":
+        """The same kernel with some other options, by the names of the constructor."""
+        names = ("window", "slots", "sinks", "block", "alpha", "recall", "recall_bits", "logit_cap", "alibi_slopes")
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "position_bias", "dim")}
+        return NearFar(**given | options)
+
+    def of_heads(self, heads: Sequence[int]) -> "NearFar":
+        """The biases of some of the query heads; slots and recall stay as they are."""
+        table = self.bias_table()
+        return self.changed(
+            alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes[list(heads)],
+            position_bias=None if table is None else table[list(heads)],
         )
+
+    def _read_biases(self, slopes: Tensor | Sequence[float] | None, table: TableLike | None) -> None:
+        self.alibi_slopes: Tensor | None
+        self.position_bias: Any
+        if slopes is not None and (table is not None or self.logit_cap is not None):
+            raise ValueError("NearFar: alibi_slopes go neither with position_bias nor with logit_cap.")
+        slopes = None if slopes is None else torch.as_tensor(slopes).detach().float()
+        if slopes is not None and (slopes.dim() != 1 or not bool(slopes.isfinite().all())):
+            raise ValueError(
+                f"NearFar: alibi_slopes must be one finite number per query head, got {tuple(slopes.shape)}."
+            )
+        self.register_buffer("alibi_slopes", slopes, persistent=False)
+        if isinstance(table, Tensor):
+            _check_table(table)
+        if isinstance(table, Tensor) and not isinstance(table, nn.Parameter):
+            self.register_buffer("position_bias", table, persistent=False)
+        else:
+            self.position_bias = table
+        # Coordinates that keys and queries get for their positions, see `biases`.
+        self.positions = 1 if slopes is not None else 2 if table is not None else 0
+        if self.positions and self.recall and self.recall_bits < 32:
+            raise ValueError(
+                "NearFar: recalled tokens with alibi_slopes or position_bias are stored in 32 bits, because fewer would round "
+                f"their positions: pass recall_bits=32, got {self.recall_bits}."
+            )
+
+    def bias_table(self) -> Tensor | None:
+        """position_bias, (query heads, 2 n + 1)."""
+        if self.position_bias is None or isinstance(self.position_bias, Tensor):
+            return self.position_bias
+        table: Tensor = self.position_bias()
+        _check_table(table)
+        return table
+
+    @property
+    def reach(self) -> int:
+        """How far position_bias tells distances apart: n, or 0 without it."""
+        table = self.bias_table()
+        return 0 if table is None else table.shape[1] // 2
+
+    def scores(self, groups: int, like: Tensor) -> Scores:
+        """How logits are made, for all kv heads with `groups` query heads each, in the dtype of `like`."""
+        table = self.bias_table()
+        if table is not None:
+            table = table.to(like).unflatten(0, (-1, groups))
+        return Scores(self.logit_cap, table)
 
     @property
     def recall_unit(self) -> int:
@@ -101,13 +171,13 @@ class NearFar(Kernel):
 
     def state_bytes(self, slots: int, dim: int, value_dim: int, groups: int) -> int:
         """Bytes of the state of one kv head with `groups` query heads, in float32 and without recall."""
-        tokens = self.sinks + self.window + self.block
+        dim, tokens = dim + self.positions, self.sinks + self.window + self.block
         statistics = 2 * self.window + (2 + groups * (self.block // self.stride)) * (dim + 1)
         return 4 * (tokens * (dim + value_dim) + slots * (dim + value_dim + 3) + statistics)
 
     def recall_bytes(self, dim: int, value_dim: int) -> float:
         """Bytes that a head with recall stores per far token: key, value, its part of the bounds, slot and share."""
-        unit = self.recall_unit
+        dim, unit = dim + self.positions, self.recall_unit
         bounds = (2 * dim + (unit if self.recall_bits == 8 else 0)) * max(16, self.recall_bits) / unit
         return ((dim + value_dim) * self.recall_bits + bounds) / 8 + 12
 
@@ -117,7 +187,12 @@ class NearFar(Kernel):
         return 4 if self.block % 4 == 0 else 1
 
     def similarity(self, query: Tensor, key: Tensor, *, scale: float | None = None) -> Tensor:
-        return softmax_similarity(self, query, key, scale)
+        if self.positions:
+            raise ValueError(
+                "the similarity of near/far with position biases depends on positions, which tokens do not have."
+            )
+        query, key = self.widen(query), self.widen(key)
+        return capped(query @ key.mT * self.logit_scale(query.shape[-1], scale), self.logit_cap).exp()
 
     def features_for(self, dim: int) -> int:
         raise ValueError(_NO_FEATURES)
@@ -132,7 +207,18 @@ class NearFar(Kernel):
         text = f"window={self.window}, slots={self.slots}, sinks={self.sinks}, block={self.block}, alpha={self.alpha:g}"
         if self.recall:
             text += f", recall={self.recall}" + (f", recall_bits={self.recall_bits}" if self.recall_bits < 32 else "")
-        return text
+        if self.logit_cap is not None:
+            text += f", logit_cap={self.logit_cap:g}"
+        if self.alibi_slopes is not None:
+            text += f", alibi_slopes=[{', '.join(f'{x:g}' for x in self.alibi_slopes.tolist())}]"
+        return text + (", position_bias" if self.position_bias is not None else "")
+
+
+def _check_table(table: Tensor) -> None:
+    if table.dim() != 2 or table.shape[1] % 2 == 0 or not table.is_floating_point():
+        raise ValueError(
+            f"NearFar: position_bias must be (query heads, 2 n + 1) numbers, got {table.dtype} of {tuple(table.shape)}."
+        )
 
 
 def _read_numbers(name: str, given: int | Sequence[int] | Tensor) -> int | tuple[int, ...]:

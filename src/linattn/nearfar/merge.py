@@ -3,6 +3,7 @@
 With a the mean query (the anchor), a slot for the keys J has the log-weight lw = log sum_J exp(a.y_j), and the means k and v
 of its keys and values with the weights p_j = exp(a.y_j - lw). Its logit for a query x is lw + (x - a).k = x.k + bias: exact
 for one key, first order around the mean query for many. Only the bias is stored; for a single key it is 0, whatever the anchor.
+With a cap (`biases.py`), capped scores take the place of a.y_j, x.k and a.k.
 
 Slots merge where that changes the output least. With the weight w that a slot receives, pooling the slots i and j errs by about
 
@@ -21,10 +22,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .biases import capped
 from .constants import CANDIDATES, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE, TINY
 
-# merge(entries, bias, rate, size, anchor, metric, alpha), by either engine.
-MergeFunction = Callable[[Tensor, Tensor, Tensor | None, int, Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+# merge(entries, bias, rate, size, anchor, metric, alpha, cap), by either engine.
+MergeFunction = Callable[
+    [Tensor, Tensor, Tensor | None, int, Tensor, Tensor, float, float | None], tuple[Tensor, Tensor, Tensor]
+]
 
 
 def query_moments(samples: Tensor) -> Tensor:
@@ -45,20 +49,32 @@ def anchor_and_metric(moments: Tensor) -> tuple[Tensor, Tensor]:
     return mean, metric + torch.where(count > 0, ridge, torch.ones_like(ridge))
 
 
+def anchor_scores(entries: Tensor, anchor: Tensor, cap: float | None) -> Tensor:
+    """(B, H, n): the scores of the keys in (B, H, n, E) for the anchor (B, H, 1, D)."""
+    return capped((entries[..., : anchor.shape[-1]] @ anchor.mT).squeeze(-1), cap)
+
+
 def merge(
-    entries: Tensor, bias: Tensor, rate: Tensor | None, size: int, anchor: Tensor, metric: Tensor, alpha: float
+    entries: Tensor,
+    bias: Tensor,
+    rate: Tensor | None,
+    size: int,
+    anchor: Tensor,
+    metric: Tensor,
+    alpha: float,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merges n slots into `size`, the cheapest pairs first; empty slots are dropped before any others are merged.
 
     rate: (B, H, n), the attention that each slot received per query so far, or None if that is not known. anchor, metric:
-    (B, H, 1, D) both. Also returns the new index (B, H, n) of every old slot.
+    (B, H, 1, D) both. cap: of the scores. Also returns the new index (B, H, n) of every old slot.
     """
-    log_weight = bias + (entries[..., : metric.shape[-1]] @ anchor.mT).squeeze(-1)
+    log_weight = bias + anchor_scores(entries, anchor, cap)
     ranked = _rank(entries.detach(), log_weight.detach(), rate, metric)
     order = ranked.order
     entries, bias, log_weight = _take(entries, order), bias.gather(2, order), log_weight.gather(2, order)
     pairs = _choose_pairs(entries.detach(), ranked, size, metric, alpha)
-    slots, slots_bias = _pool(entries, bias, log_weight, pairs, anchor)
+    slots, slots_bias = _pool(entries, bias, log_weight, pairs, anchor, cap)
     index = torch.empty_like(order).scatter_(2, order, _new_index(pairs, order.shape[2]))
     return slots, slots_bias, index
 
@@ -141,7 +157,9 @@ def _squared_distances(x: Tensor, candidates: int) -> Tensor:
     return table.unflatten(0, x.shape[:2]).add_(size[..., :candidates].unsqueeze(-1)).clamp_min_(0)
 
 
-def _pool(entries: Tensor, bias: Tensor, log_weight: Tensor, pairs: _Pairs, anchor: Tensor) -> tuple[Tensor, Tensor]:
+def _pool(
+    entries: Tensor, bias: Tensor, log_weight: Tensor, pairs: _Pairs, anchor: Tensor, cap: float | None
+) -> tuple[Tensor, Tensor]:
     """The merged slots and their biases: weighted means, relative to the heaviest member of each new slot."""
     source, stay, target = pairs
     candidates = stay.shape[2] + source.shape[2]
@@ -158,7 +176,7 @@ def _pool(entries: Tensor, bias: Tensor, log_weight: Tensor, pairs: _Pairs, anch
     moved = _take(entries, source) * added.unsqueeze(-1)
     pooled = left * share.masked_fill(same, 1).unsqueeze(-1)
     pooled = pooled.scatter_add(2, target.unsqueeze(-1).expand_as(moved), moved) / total.unsqueeze(-1)
-    new_bias = total.log() + top - (pooled[..., : anchor.shape[-1]] @ anchor.mT).squeeze(-1)
+    new_bias = total.log() + top - anchor_scores(pooled, anchor, cap)
     return pooled, torch.where(same, left_bias, new_bias)
 
 

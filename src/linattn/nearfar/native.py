@@ -14,10 +14,11 @@ from torch import Tensor
 from ..engines.call import Call
 from . import attention
 from .attention import few_queries, in_head_order, kernel_of
-from .bindings import Inputs, NativeForm, PackedState, advance, merge
+from .bindings import Inputs, PackedState, advance, merge
 from .block_attention import attend_state
 from .kernel import NearFar
 from .merge import query_moments
+from .native_form import NativeForm, far_enough
 from .state import NearFarState
 
 
@@ -25,12 +26,28 @@ def refusal(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: N
     """Why near/far attention has no native form for this call, or None. What holds for all kernels is checked elsewhere."""
     if torch.compiler.is_compiling():
         return "torch.compile needs torch's own operators for near/far attention"
-    if kernel.recall:
-        return "near/far attention with recall has no native form"
+    reason = kernel_refusal(kernel)
+    if reason is not None:
+        return reason
     if torch.is_grad_enabled():
         held = () if state is None or state.pack is not None else state.tensors().values()
-        if any(x.requires_grad for x in (query, key, value, *held)):
+        table = kernel.bias_table()
+        if any(x.requires_grad for x in (query, key, value, *held, *([] if table is None else [table]))):
             return "near/far attention is trained through torch's own operators"
+    if state is not None and kernel.position_bias is not None:
+        pack: PackedState | None = state.pack
+        positions = state.positions if pack is None else pack.positions
+        if not far_enough(positions, kernel.sinks, kernel.reach):
+            return "tokens were dropped from this state, so that slots are nearer than position_bias reaches"
+    return None
+
+
+def kernel_refusal(kernel: NearFar) -> str | None:
+    """Why a kernel has no native form, or None. The library gives all slots the last bias of a table, so none may be near."""
+    if kernel.recall:
+        return "near/far attention with recall has no native form"
+    if kernel.reach > kernel.window + 1:
+        return f"position_bias reaches {kernel.reach} tokens back, farther than the window of {kernel.window}"
     return None
 
 

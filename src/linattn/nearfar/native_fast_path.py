@@ -13,8 +13,11 @@ from torch import Tensor
 from ..engines import native
 from ..engines.native.plans import eligible
 from ..states.base import State
-from .bindings import Inputs, NativeForm, NearBuffer, PackedState, PreparedDecode, advance
+from .bindings import Inputs, NearBuffer, PackedState, PreparedDecode, advance
 from .kernel import NearFar
+from .native import kernel_refusal
+from .native_form import NativeForm, far_enough
+from .positioned import plain_positions, with_positions
 from .state import NearFarState
 from .validate import check_kernel
 
@@ -37,7 +40,58 @@ def fast_path(
     """Causal attention and the state after it; None if the call is not eligible, or has no key to merge yet."""
     if not (isinstance(key, Tensor) and isinstance(value, Tensor) and eligible(query, key, value)):
         return None
+    if kernel.positions:
+        return _with_positions(query, key, value, kernel, scale, state, gqa)
+    return _served(query, key, value, kernel, scale, state, gqa)
+
+
+def _with_positions(
+    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
+) -> tuple[Tensor, NearFarState] | None:
+    """`fast_path` of a kernel with position biases, in float32: positions do not fit into half precision."""
+    if not query.dtype == key.dtype == value.dtype:
+        return None
+    shapes = query.dim(), key.dim(), value.dim()
+    if shapes != (4, 4, 4) or query.shape[2] > key.shape[2]:
+        return None
+    table = kernel.bias_table()
+    heads = table if kernel.alibi_slopes is None else kernel.alibi_slopes
+    if heads is None or query.shape[1] != heads.shape[0] or (torch.is_grad_enabled() and heads.requires_grad):
+        return None
+    if state is None:
+        seen = [0] * key.shape[0]
+    elif not isinstance(state, NearFarState) or (
+        state.pack is None and not state.tokens.shape == state.merged.shape == key.shape[:1]
+    ):
+        return None
+    else:
+        positions = state.pack.positions if state.pack is not None else state.positions
+        if table is not None and not far_enough(positions, kernel.sinks, table.shape[1] // 2):
+            return None
+        seen = positions.tokens
+    if len(seen) != key.shape[0]:
+        return None
+    place = plain_positions(key.shape[2], seen)
+    (q, k, v), scale = with_positions(kernel, (query, key, value), scale, place)
+    found = _served(q, k, v, kernel, scale, state, gqa, table)
+    return None if found is None else (found[0].to(query.dtype), found[1])
+
+
+def _served(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: NearFar,
+    scale: float | None,
+    state: State | None,
+    gqa: bool,
+    table: Tensor | None = None,
+) -> tuple[Tensor, NearFarState] | None:
+    """table: the kernel's position biases."""
     plan = _find_plan(kernel, scale, gqa, query, key, value)
+    if table is not None and plan is not None and not plan.form.has_table(table):  # it was trained meanwhile
+        kernel.native_plans.clear()
+        plan = _find_plan(kernel, scale, gqa, query, key, value)
     if plan is None:
         return None
     packed: PackedState | None
@@ -136,9 +190,9 @@ def _make_plan(
     H, M = key.shape[1], value.shape[3]
     if key.shape != (B, H, L, D) or value.shape != (B, H, L, M) or 0 in (B, H, L, D, M):
         return None
-    if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0) or kernel.recall:
+    if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0):
         return None
-    if native.shape_refusal(query.shape, key.shape, value.shape, query.dtype) is not None:
+    if kernel_refusal(kernel) is not None or native.shape_refusal(query.shape, key.shape, value.shape, query.dtype):
         return None
     form = NativeForm.of(kernel, scale, H, D)
     return Plan(kernel.signature(scale, D), form, [L] * B, (B, H, D + M, heads // H, D + 1))

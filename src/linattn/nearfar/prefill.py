@@ -157,9 +157,9 @@ def _add_slots(
         received = torch.nn.functional.pad(received, (0, 0, 0, group.budget - used))
     before = torch.cat([slots, keys], 2), torch.cat([bias, new_bias], 2)
     received = torch.cat([received, new_received], 2)
-    slots, bias, index = merge(*before, rates(received), group.budget, *statistics, alpha)
+    slots, bias, index = merge(*before, rates(received), group.budget, *statistics, alpha, group.scores.cap)
     received = pooled(received, index, group.budget)
     moved = None
     if group.cache is not None:
-        moved = recall.moved_slots(before, (slots, bias), index, statistics[0])
+        moved = recall.moved_slots(before, (slots, bias), index, statistics[0], group.scores.cap)
     return replace(group, slots=slots, bias=bias, received=received), moved

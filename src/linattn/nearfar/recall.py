@@ -15,8 +15,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .biases import Scores, capped
 from .constants import HIDDEN
 from .far_cache import FarCache
+from .merge import anchor_scores
 from .state import HeadGroup
 
 DEVIATIONS = 2.0  # standard deviations above the mean at which the best key of a block is expected
@@ -61,14 +63,14 @@ class FarCacheWriter:
 
 
 def moved_slots(
-    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], index: Tensor, anchor: Tensor
+    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], index: Tensor, anchor: Tensor, cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Where each slot went in a merge, and the log of its share there: (B, H, n) both.
 
-    before, after: entries (B, H, n, E) and biases. The weight of a slot is exp(bias + anchor.k), and merging adds weights.
+    before, after: entries (B, H, n, E) and biases. The weight of a slot is exp(bias + its score for the anchor), and
+    merging adds weights.
     """
-    dim = anchor.shape[-1]
-    old, new = (bias + (entries[..., :dim] @ anchor.mT).squeeze(-1) for entries, bias in (before, after))
+    old, new = (bias + anchor_scores(entries, anchor, cap) for entries, bias in (before, after))
     change = old - new.gather(2, index)
     return index, change.masked_fill(old == -torch.inf, 0)
 
@@ -86,7 +88,7 @@ def correct(out: Tensor, log_denominator: Tensor, query: Tensor, group: HeadGrou
     if cache.bounds.shape[2] == 0 or L == 0:
         return out
     with torch.no_grad():
-        chosen = _choose_blocks(query, log_denominator, cache)  # (B, H, L, n)
+        chosen = _choose_blocks(query, log_denominator, cache, group.scores)  # (B, H, L, n)
         needed = chosen.any(2)
         count = int(needed.sum(-1).max())
         index = needed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :count]  # (B, H, u)
@@ -97,11 +99,11 @@ def correct(out: Tensor, log_denominator: Tensor, query: Tensor, group: HeadGrou
     x = query.flatten(2, 3)
     hidden = ~(seen & (log_share > -torch.inf).unsqueeze(2)).repeat(1, 1, G, 1)  # (B, H, G L, tokens)
     log_z = log_denominator.flatten(2).unsqueeze(-1)
-    logits = (x @ tokens[..., :D].mT - log_z).masked_fill(hidden, HIDDEN)
+    logits = (group.scores.logits(x, tokens[..., :D]) - log_z).masked_fill(hidden, HIDDEN)
     top = logits.detach().amax(-1, keepdim=True).clamp_min(0)
     gain = (logits - top).exp()
     if group.slots.shape[2] > 0:
-        slot_logits = x @ group.slots[..., :D].mT + group.bias.unsqueeze(2) - log_z
+        slot_logits = group.scores.logits(x, group.slots[..., :D], group.bias) - log_z
         pooled = slot_logits.gather(3, slot.unsqueeze(2).expand(-1, -1, G * L, -1)) + log_share.unsqueeze(2)
         gain = gain - (pooled - top).masked_fill(hidden, HIDDEN).exp()
     rest = (-top).exp()
@@ -109,14 +111,17 @@ def correct(out: Tensor, log_denominator: Tensor, query: Tensor, group: HeadGrou
     return ((out.flatten(2, 3) * rest + gain @ tokens[..., D:]) / total).reshape(out.shape)
 
 
-def _choose_blocks(query: Tensor, log_denominator: Tensor, cache: FarCache) -> Tensor:
+def _choose_blocks(query: Tensor, log_denominator: Tensor, cache: FarCache, scores: Scores) -> Tensor:
     """(B, H, L, n): which blocks each token recalls, by the query head of its group that would gain most."""
     alive: Tensor = (cache.log_share > -torch.inf).unflatten(2, (-1, cache.unit)).any(-1).unsqueeze(2)  # (B, H, 1, n)
     G, L, D = query.shape[2:]
     if cache.blocks >= alive.shape[-1]:
         return alive.expand(-1, -1, L, -1)
     x, bounds = query.flatten(2, 3), cache.bounds.to(query.dtype)
-    score: Tensor = x @ bounds[..., :D].mT + DEVIATIONS * (x.square() @ bounds[..., D : 2 * D].mT).sqrt()
+    score = x @ bounds[..., :D].mT + DEVIATIONS * (x.square() @ bounds[..., D : 2 * D].mT).sqrt()
+    score = capped(score, scores.cap)
+    if scores.table is not None:
+        score = score + scores.by_position(x, bounds[..., :D])
     score = (score.unflatten(2, (G, L)) - log_denominator.unsqueeze(-1)).amax(2).masked_fill(~alive, -torch.inf)
     best = score.topk(cache.blocks, -1).indices
     return torch.zeros_like(score, dtype=torch.bool).scatter_(3, best, True) & alive

@@ -70,9 +70,9 @@ def _paid(kernel: NearFar, group: HeadGroup, samples: Tensor, near: Tensor, star
     hidden = (token < first).unsqueeze(1) | (token > sampled.unsqueeze(-1))  # (B, G s, T)
     logits = torch.cat(
         [
-            (x @ group.sink[..., :D].mT).masked_fill((sinks >= own)[:, None, None, :], HIDDEN),
-            x @ group.slots[..., :D].mT + group.bias.unsqueeze(2),
-            (x @ near[..., :D].mT).masked_fill(hidden.unsqueeze(1), HIDDEN),
+            group.scores.logits(x, group.sink[..., :D]).masked_fill((sinks >= own)[:, None, None, :], HIDDEN),
+            group.scores.logits(x, group.slots[..., :D], group.bias),
+            group.scores.logits(x, near[..., :D]).masked_fill(hidden.unsqueeze(1), HIDDEN),
         ],
         -1,
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels.base import compute_dtype
 from ..states.base import State
 from ..states.layout import Spec
+from .biases import PLAIN, Scores
 from .far_cache import FarCache
 from .kernel import NearFar
 from .positions import Positions
@@ -160,7 +161,7 @@ class NearFarState(State):
         positions, kinds = positions or self.positions, kernel.groups(H)
         sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
         parts = {} if len(kinds) == 1 else {name: getattr(self, name).split(sizes, 1) for name in _BY_SLOT}
-        groups = []
+        groups, scores = [], kernel.scores(self.queries.shape[2], self.near)
         for budget, heads in kinds:
             if len(kinds) == 1:
                 used = self.slots.shape[1] // max(1, H)
@@ -170,7 +171,8 @@ class NearFarState(State):
                 fields = {name: torch.stack([part[h] for h in heads], 1) for name, part in parts.items()}
                 fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
             cache = self._far_cache(kernel, heads)
-            groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, **fields))
+            own = scores if len(kinds) == 1 else scores.of_heads(heads)
+            groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, scores=own, **fields))
         return groups
 
     def _named(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -223,6 +225,7 @@ class HeadGroup:
         budget: the largest number of slots of each head.
         slots, bias, received: (B, H, c, E), (B, H, c) and (B, H, c, 2), c <= budget.
         cache: the far tokens of heads with recall.
+        scores: how their logits are made.
         sink, near, near_received, moments, queries: as in NearFarState.
     """
 
@@ -238,6 +241,7 @@ class HeadGroup:
     moments: Tensor
     queries: Tensor
     cache: FarCache | None = None
+    scores: Scores = PLAIN
 
 
 def _far_fields(caches: Sequence[FarCache]) -> dict[str, Tensor]:

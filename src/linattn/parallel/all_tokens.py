@@ -53,6 +53,8 @@ def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
         own = kernel.with_slots(
             kernel.budgets(key.shape[1])[first : first + mine], kernel.recalls(key.shape[1])[first : first + mine]
         )
+        if own.positions:
+            own = own.of_heads(range(groups * first, groups * (first + mine)))
         local = replace(
             given,
             query=q,

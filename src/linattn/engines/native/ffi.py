@@ -12,7 +12,7 @@ import torch
 
 NOT_FINITE, NO_MEMORY, OVERFLOWED = 1, 2, 4
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 14  # of csrc/core/abi.h
+ABI_VERSION = 15  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -78,9 +78,9 @@ class NearFarCall(Structure):
         *_fields("batch heads kv_heads tokens dim value_dim window sinks block stride threads", c_int64),
         *_fields("near_tokens near_tokens_new slots slots_new", c_int64),
         ("dtype", c_int32),
-        *_fields("sqrt_scale alpha", c_float),
-        ("reserved", c_int32),
-        ("step", c_int64),
+        *_fields("sqrt_scale alpha logit_cap", c_float),
+        *_fields("step reach", c_int64),
+        ("band", c_void_p),
         *_fields("query key value", c_void_p),
         *_fields("query_stride key_stride value_stride", c_int64 * 3),
         *_fields("mask seen counts merged entered budgets first_slot first_slot_new sink near", c_void_p),
@@ -96,8 +96,7 @@ class MergeCall(Structure):
 
     _fields_: ClassVar[list[Any]] = [
         *_fields("problems slots size dim value_dim threads", c_int64),
-        ("alpha", c_float),
-        ("reserved", c_int32),
+        *_fields("alpha logit_cap", c_float),
         *_fields("slot bias rate anchor metric slot_new bias_new place", c_void_p),
     ]
 

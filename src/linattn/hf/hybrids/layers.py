@@ -69,12 +69,12 @@ def linear_layers(model: nn.Module) -> list[LinearLayer]:
 
 def serve(layer: LinearLayer) -> list[Replaced]:
     """Puts our forward on the module, and on its projections and gated norm."""
-    replaced = [_replace(layer.module, _forward_kind(layer)(layer.module))]
+    replaced = [replace_forward(layer.module, _forward_kind(layer)(layer.module))]
     for child in layer.module.children():
         if options_of(child) is not None:
-            replaced.append(_replace(child, NormForward(child)))
+            replaced.append(replace_forward(child, NormForward(child)))
         elif type(child) is nn.Linear:
-            replaced.append(_replace(child, LinearForward(child)))
+            replaced.append(replace_forward(child, LinearForward(child)))
     return replaced
 
 
@@ -87,7 +87,7 @@ def _forward_kind(layer: LinearLayer) -> Any:
     return {LIGHTNING: minimax.LightningForward, "Mamba-1 scan": ScanForward}.get(layer.rule, EngineForward)
 
 
-def _replace(module: nn.Module, forward: Any) -> Replaced:
+def replace_forward(module: nn.Module, forward: Any) -> Replaced:
     """accelerate's hooks, where a module has them, call _old_forward."""
     attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
     before = module.__dict__.get(attribute)
