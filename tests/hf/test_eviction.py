@@ -7,7 +7,8 @@ pytest.importorskip("transformers")
 
 from hf_support import build, logits, tokens
 from linattn.hf import StateCache, attach, detach
-from linattn.hf.eviction import RULES, Eviction, baseline
+from linattn.hf.eviction import RULES, Eviction, baseline, rotary_frequencies
+from linattn.hf.expected_attention import AHEAD, LEAST_WEIGHT, add_queries, no_sums, rotate, score
 
 
 def qkv(length, seed=0, heads=4, kv_heads=2, dim=8):
@@ -19,10 +20,11 @@ def qkv(length, seed=0, heads=4, kv_heads=2, dim=8):
 def test_exact_while_nothing_is_dropped_and_any_split_alike(rule):
     model, ids = build("llama"), tokens(1, 60)
     exact = logits(model, ids)
-    attach(model, baseline(rule, 2, 200, recent=16, block=8))
+    options = {"recent": 16, "block": 8, "frequencies": rotary_frequencies(model.config)}
+    attach(model, baseline(rule, 2, 200, **options))
     torch.testing.assert_close(logits(model, ids), exact, atol=1e-5, rtol=1e-5)
     detach(model)
-    attach(model, baseline(rule, 2, 40, recent=16, block=8))
+    attach(model, baseline(rule, 2, 40, **options))
     whole = model(ids, past_key_values=StateCache(model)).logits
     assert not torch.allclose(whole, exact, atol=1e-4)
     cache, rows = StateCache(model), []
@@ -33,7 +35,7 @@ def test_exact_while_nothing_is_dropped_and_any_split_alike(rule):
     assert all(40 <= n < 48 for n in kept)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "expected"])
 def test_each_keeps_what_its_rule_says(rule):
     """By a loop over the keys, after a second block of 8 queries."""
     q, k, v = qkv(32)
@@ -69,3 +71,28 @@ def test_pyramid_budgets_fall_and_keep_their_mean():
     assert sum(budgets) / 10 == pytest.approx(200, abs=1)
     with pytest.raises(ValueError, match="the baselines are"):
         Eviction("lru", 100)
+
+
+def test_expected_attention_is_that_of_gaussian_queries_to_come():
+    """Against many queries drawn from the same Gaussian and turned by the mean rotation of the positions to come."""
+    torch.manual_seed(0)
+    D, n, count = 8, 12, 400_000
+    frequencies = torch.tensor([1.0, 0.3, 0.1, 0.01], dtype=torch.float64)
+    mix, mean = torch.randn(D, D, dtype=torch.float64) / 3, torch.randn(D, dtype=torch.float64)
+    drawn = torch.randn(count, D, dtype=torch.float64) @ mix + mean
+    k, v = torch.randn(1, 1, n, D, dtype=torch.float64), torch.randn(1, 1, n, D, dtype=torch.float64)
+    positions = torch.arange(100, 100 + count) % 997
+    seen = rotate(drawn, positions, frequencies)[None, None]
+    sums = add_queries(no_sums(seen, 1), seen[:, :, None], positions, frequencies)
+    found = score(sums, count, k, v, end=1000, scale=0.4, frequencies=frequencies)
+    ahead = torch.eye(D, dtype=torch.float64).expand(AHEAD, D, D)
+    turned = torch.stack([rotate(x, torch.tensor([1000 + t] * D), frequencies) for t, x in enumerate(ahead)]).mean(0)
+    weight = (0.4 * (drawn @ turned) @ k[0, 0].T).exp().mean(0)
+    expected = (weight / weight.sum() + LEAST_WEIGHT) * v[0, 0].norm(dim=-1)
+    torch.testing.assert_close(found[0, 0], expected, rtol=0.02, atol=0)
+
+
+def test_expected_attention_needs_rotary_positions():
+    assert rotary_frequencies(build("gpt2").config) is None
+    with pytest.raises(ValueError, match="plain rotary positions"):
+        Eviction("expected", 100)

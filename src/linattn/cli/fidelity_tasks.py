@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baselines",
         nargs="*",
         metavar="RULE",
-        help="also show caches that drop keys, at equal memory: streaming, h2o, tova, snapkv, pyramidkv, knorm, keydiff "
-        "(default: all)",
+        help="also show caches that drop keys, at equal memory: streaming, h2o, tova, snapkv, pyramidkv, knorm, keydiff, "
+        "expected (default: all)",
     )
 
 
@@ -29,16 +29,19 @@ def baselines(model: Any, names: list[str] | None, kernel: Any, mean_slots: floa
     """Name -> what `fidelity.read_language` takes, with the memory that near/far with `mean_slots` slots has at its peak."""
     if names is None:
         return {}
-    from ..hf.eviction import RULES, baseline
+    from ..hf.eviction import RULES, baseline, rotary_frequencies
     from ..hf.modules import attention_modules, head_dim, is_sliding
 
     modules = [module for _, module in attention_modules(model) if not is_sliding(module)]
     dim, heads = head_dim(modules[0]), modules[0].config.num_attention_heads
     kv_heads = getattr(modules[0].config, "num_key_value_heads", None) or heads
     entries = kernel.state_bytes(round(mean_slots), dim, dim, heads // kv_heads) // (8 * dim)
+    options = {"block": kernel.block, "frequencies": rotary_frequencies(modules[0].config)}
+    if not names:
+        names = [name for name in RULES if name != "expected" or options["frequencies"] is not None]
     found = {}
-    for name in names or RULES:
-        by_layer = list(baseline(name, len(modules), entries - kernel.block, block=kernel.block).values())
+    for name in names:
+        by_layer = list(baseline(name, len(modules), entries - kernel.block, **options).values())
         found[name] = (dict(zip((module.layer_idx for module in modules), by_layer, strict=True)), None)
     return found
 

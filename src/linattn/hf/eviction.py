@@ -13,11 +13,14 @@ they are computed by plain torch and only for causal calls without padding.
 | pyramidkv | the same, with budgets that fall from the first layer to the last | PyramidKV, Cai et al. 2024 |
 | knorm | the keys with the smallest norm | Devoto et al. 2024 |
 | keydiff | the keys least similar to the mean direction of all keys | KeyDiff, Park et al. 2025 |
+| expected | the most attention expected of queries to come, by the norm of the value | Expected Attention, Devoto et al. 2025 |
+
+DuoAttention is not among them: its retrieval heads keep every key, so that its memory is not bounded.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,20 +29,25 @@ from torch.nn.functional import avg_pool1d, cosine_similarity, normalize
 from ..kernels.base import Kernel
 from ..states.base import State
 from ..states.layout import Spec
+from . import expected_attention
 
-RULES = ("streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff")
+RULES = ("streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected")
 LEAST = 64  # keys that a layer keeps under PyramidKV, at least
 POOLED = 5  # positions over which SnapKV smooths attention
 
 
 @dataclass(eq=False, repr=False)
 class EvictionState(State):
-    """The keys that are kept: key (B, H, n, D), value (B, H, n, M), position and attention received (B, H, n)."""
+    """The keys that are kept: key (B, H, n, D), value (B, H, n, M), position and attention received (B, H, n).
+
+    query_sums: (B, H, Q), what the rule `expected` knows of the queries so far; Q = 0 for the others.
+    """
 
     key: Tensor
     value: Tensor
     position: Tensor
     received: Tensor
+    query_sums: Tensor
     tokens: Tensor
 
     form: ClassVar[str] = "eviction"
@@ -48,6 +56,7 @@ class EvictionState(State):
         "value": Spec(("H", "n", "M")),
         "position": Spec(("H", "n"), "count"),
         "received": Spec(("H", "n"), "statistic"),
+        "query_sums": Spec(("H", "Q"), "statistic"),
         "tokens": Spec((), "count"),
     }
 
@@ -59,13 +68,26 @@ class Eviction(Kernel):
     has_features = False
     any_dim = True
 
-    def __init__(self, rule: str, budget: int, *, recent: int = 128, sinks: int = 4, block: int = 64):
+    def __init__(
+        self,
+        rule: str,
+        budget: int,
+        *,
+        recent: int = 128,
+        sinks: int = 4,
+        block: int = 64,
+        frequencies: Tensor | None = None,
+    ):
+        """frequencies: (D / 2,), of the rotation of queries and keys by their positions; `expected` needs them."""
         super().__init__(None)
         if rule not in RULES:
             raise ValueError(f"unknown rule {rule!r}: the baselines are {', '.join(RULES)}.")
         if budget < sinks + 1:
             raise ValueError(f"a budget of {budget} keys leaves no room beside {sinks} sinks.")
+        if rule == "expected" and frequencies is None:
+            raise ValueError("the rule 'expected' needs a model with plain rotary positions: give their frequencies.")
         self.rule, self.budget, self.recent, self.sinks, self.block = rule, budget, min(recent, budget), sinks, block
+        self.frequencies = frequencies
 
     def features_for(self, dim: int) -> int:
         raise ValueError("a cache that drops keys has no features.")
@@ -82,7 +104,9 @@ class Eviction(Kernel):
         if state is None:
             none = torch.zeros(B, H, 0, dtype=torch.int64, device=key.device)
             start = torch.zeros(B, dtype=torch.int64, device=key.device)
-            state = EvictionState(self.rule, key[:, :, :0], value[:, :, :0], none, key.new_zeros(B, H, 0), start)
+            received = key.new_zeros(B, H, 0)
+            sums = expected_attention.no_sums(query, H) if self.rule == "expected" else received
+            state = EvictionState(self.rule, key[:, :, :0], value[:, :, :0], none, received, sums, start)
         rows = []
         done = 0
         while done < L:
@@ -108,15 +132,18 @@ class Eviction(Kernel):
         weights = logits.masked_fill(later, -torch.inf).softmax(-1)  # (B, H, G, n, keys)
         out = (weights @ values.unsqueeze(2)).reshape(B, -1, n, value.shape[-1])
         received = torch.cat([state.received, state.received.new_zeros(B, H, n)], 2) + weights.sum(3).mean(2)
-        new = EvictionState(self.rule, keys, values, positions, received, state.tokens + n)
+        sums = state.query_sums
+        if self.frequencies is not None and self.rule == "expected":
+            sums = expected_attention.add_queries(sums, x, position[0, 0], self.frequencies)
+        new = EvictionState(self.rule, keys, values, positions, received, sums, state.tokens + n)
         if (start + n) % self.block or keys.shape[2] <= self.budget:
             return out, new
-        kept = self._score(weights, new).topk(self.budget, -1).indices.sort(-1).values
+        kept = self._score(weights, new, scale).topk(self.budget, -1).indices.sort(-1).values
         keys, values = (x.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
         positions, received = positions.gather(2, kept), received.gather(2, kept)
-        return out, EvictionState(self.rule, keys, values, positions, received, new.tokens)
+        return out, EvictionState(self.rule, keys, values, positions, received, sums, new.tokens)
 
-    def _score(self, weights: Tensor, state: EvictionState) -> Tensor:
+    def _score(self, weights: Tensor, state: EvictionState, scale: float) -> Tensor:
         """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last block."""
         keys, position, n = state.key, state.position, weights.shape[3]
         if self.rule == "tova":
@@ -129,16 +156,32 @@ class Eviction(Kernel):
             score = -keys.norm(dim=-1)
         elif self.rule == "keydiff":
             score = -cosine_similarity(keys, normalize(keys, dim=-1).mean(2, keepdim=True), dim=-1)
+        elif self.rule == "expected":
+            assert self.frequencies is not None
+            end = int(state.tokens[0])
+            score = expected_attention.score(
+                state.query_sums, end, keys, state.value, end=end, scale=scale, frequencies=self.frequencies
+            )
         else:
             score = avg_pool1d(weights.mean((2, 3)), POOLED, 1, POOLED // 2)
-        end = state.tokens[0]
         protected = position < self.sinks
         if self.rule != "streaming":
-            protected = protected | (position >= end - max(self.recent, n))
+            protected = protected | (position >= state.tokens[0] - max(self.recent, n))
         return score.masked_fill(protected, torch.inf)
 
 
-def baseline(rule: str, layers: int, budget: int, **options: int) -> Mapping[int, Eviction]:
+def rotary_frequencies(config: Any) -> Tensor | None:
+    """Of a model whose queries and keys are turned as a whole by plain rotary positions; None for others."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in rope or rope.get("rope_type", "default") != "default":
+        return None
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return None
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
+
+
+def baseline(rule: str, layers: int, budget: int, **options: Any) -> Mapping[int, Eviction]:
     """Layer -> its kernel, for `attach`, with `budget` keys in a layer on average."""
     if rule != "pyramidkv":
         return {layer: Eviction(rule, budget, **options) for layer in range(layers)}
