@@ -147,7 +147,8 @@ def test_figures_of_unseen_people_have_intervals_over_people():
             pairs = pairs_of(rows, owner)
             accepted = pairs.distance <= 0.5
             figures = {"FAR": accepted[~pairs.same].mean(), "VAL": accepted[pairs.same].mean(), "pairwise F1": 0.9}
-            seen.append(Seen(fold, seed, (0.5, 0.4, 0.6), 0.6, figures | {"clusters": 10 + seed}, pairs))
+            without = {"pairwise F1": [0.9] * 9 + [0.8], "clusters": [9.0 + seed] * 10}
+            seen.append(Seen(fold, seed, (0.5, 0.4, 0.6), 0.6, figures | {"clusters": 10 + seed}, without, pairs))
     found = figures_of(seen)
     assert set(found) == {
         f"unseen|{row}|{column}"
@@ -159,6 +160,8 @@ def test_figures_of_unseen_people_have_intervals_over_people():
     one = found["unseen|people 1 to 10|FAR"]
     assert 0 < whole.high - whole.low < one.high - one.low
     assert found["unseen|people 1 to 10|clusters"].value == 10.5
+    f1 = found["unseen|people 1 to 10|pairwise F1"]
+    assert f1.value - f1.low == pytest.approx(2.262157 * (9 * np.var([0.9] * 9 + [0.8])) ** 0.5)
 
 
 def test_ways_to_cluster_are_compared_on_people_they_were_not_set_by():

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     compared = compare(
         {seed: [_fold(job, results[job]["vectors"]) for job in jobs if job.seed == seed] for seed in range(args.seeds)}
     )
-    print("\nmean over seeds, 95 % over people (F1 and clusters: over seeds; of all folds: over folds)\n")
+    print("\nmean over seeds, 95 % over people (F1 and clusters of all folds: over folds)\n")
     names = list(dict.fromkeys(key.split("|")[1] for key in found))
     lines = [["", *COLUMNS]]
     for name in names:

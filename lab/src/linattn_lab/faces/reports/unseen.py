@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 from ...data.orl import PEOPLE
@@ -69,6 +70,7 @@ class Seen:
     threshold: tuple[float, float, float]  # value, low, high
     cut: float
     figures: dict[str, float]  # by COLUMNS
+    without: dict[str, list[float]]  # F1 and clusters with each person left out
     pairs: Pairs
 
 
@@ -78,42 +80,54 @@ def look(job: UnseenJob, result: dict[str, Array]) -> Seen:
     people = people_of(job.fold)
     pairs = pairs_of(result["vectors"], people)
     accepted = pairs.distance <= value
-    labels = cluster(result["vectors"], cut)
-    found = {
-        "FAR": float(accepted[~pairs.same].mean()),
-        "VAL": float(accepted[pairs.same].mean()),
-        "pairwise F1": agreement(labels, people.tolist()).f1,
-        "clusters": float((np.bincount(labels) > 1).sum()),
-    }
-    return Seen(job.fold, job.seed, (value, low, high), cut, found, pairs)
+    found = {"FAR": float(accepted[~pairs.same].mean()), "VAL": float(accepted[pairs.same].mean())}
+    found |= _clusters(result["vectors"], people, cut)
+    others = [people != person for person in np.unique(people)]
+    left = [_clusters(result["vectors"][rows], people[rows], cut) for rows in others]
+    without = {name: [one[name] for one in left] for name in left[0]}
+    return Seen(job.fold, job.seed, (value, low, high), cut, found, without, pairs)
+
+
+def _clusters(vectors: Array, people: Array, cut: float) -> dict[str, float]:
+    labels = cluster(vectors, cut)
+    several = float((np.bincount(labels) > 1).sum())
+    return {"pairwise F1": agreement(labels, people.tolist()).f1, "clusters": several}
 
 
 def figures_of(seen: list[Seen]) -> dict[str, Figure]:
-    """Means over seeds of each fold, and of all. FAR and VAL: 95 % over people; the others over seeds, and over folds."""
+    """Means over seeds of each fold, and of all. 95 % over people: bootstrap of FAR and VAL, jackknife of F1 and clusters.
+
+    F1 and clusters of all folds: Student's t over folds.
+    """
     seeds = tuple(sorted({one.seed for one in seen}))
     found: dict[str, Figure] = {}
     for fold in range(FOLDS):
         own = [one for one in seen if one.fold == fold]
         row = f"unseen|people {10 * fold + 1} to {10 * fold + 10}"
         for column in COLUMNS:
-            values = [one.figures[column] for one in own]
-            found[f"{row}|{column}"] = _figure(column, own, values, seeds)
+            found[f"{row}|{column}"] = _figure(column, own, seeds)
     for column in COLUMNS:
         by_fold = [found[f"unseen|people {10 * fold + 1} to {10 * fold + 10}|{column}"].value for fold in range(FOLDS)]
-        found[f"unseen|all folds|{column}"] = _figure(column, seen, by_fold, seeds)
+        whole = _figure(column, seen, seeds)
+        if column in seen[0].without:
+            over = over_seeds(by_fold, range(FOLDS), share=column == "pairwise F1")
+            whole = Figure(over.value, over.low, over.high, seeds, whole.format)
+        found[f"unseen|all folds|{column}"] = whole
     return found
 
 
-def _figure(column: str, own: list[Seen], values: list[float], seeds: tuple[int, ...]) -> Figure:
+def _figure(column: str, own: list[Seen], seeds: tuple[int, ...]) -> Figure:
     form = {"FAR": ".4f", "clusters": ".1f"}.get(column, ".3f")
+    mean = float(np.mean([one.figures[column] for one in own]))
     if column in ("FAR", "VAL"):
-        mean = float(np.mean([one.figures[column] for one in own]))
         low, high = np.quantile(_draws(own, same=column == "VAL"), (0.025, 0.975))
-        return Figure(mean, min(float(low), mean), max(float(high), mean), seeds, form)
-    if len(values) < 2:
-        return Figure(values[0], values[0], values[0], seeds, form)
-    over = over_seeds(values, range(len(values)), form, share=column == "pairwise F1")
-    return Figure(over.value, over.low, over.high, seeds, form)
+    else:
+        left = np.mean([one.without[column] for one in own], 0)  # (people,)
+        error = np.sqrt((len(left) - 1) * np.var(left))
+        reach = float(student.ppf(0.975, len(left) - 1) * error)
+        low, high = max(0.0, mean - reach), mean + reach
+        high = min(1.0, high) if column == "pairwise F1" else high
+    return Figure(mean, min(float(low), mean), max(float(high), mean), seeds, form)
 
 
 def _draws(seen: list[Seen], same: bool, draws: int = 400) -> Array:
