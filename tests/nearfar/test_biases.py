@@ -150,6 +150,19 @@ def both_ways(q, k, v, kernel, hidden=0):
     return out
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("name", NATIVE)
+def test_budgets_per_head_are_heads_on_their_own(name, engine):
+    q, k, v = tensors(N)
+    sizes, kernel = [8, 30], kernel_of(name, slots=[8, 30])
+    out, _ = in_pieces(q, k, v, [60, 1, N - 61], kernel, engine=engine)
+    for h, slots in enumerate(sizes):
+        heads = [2 * h, 2 * h + 1]
+        own = kernel.of_heads(heads).changed(slots=slots)
+        alone = attention(q[:, heads], k[:, h : h + 1], v[:, h : h + 1], kernel=own, engine=engine, **CAUSAL)
+        torch.testing.assert_close(out[:, heads], alone, atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cap", "table", "table and cap"])
 def test_both_sides_are_the_dense_twin(name):
     kernel = kernel_of(name, window=10, slots=8)

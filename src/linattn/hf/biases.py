@@ -61,6 +61,14 @@ class LayerBiases:
     def any(self) -> bool:
         return self.cap is not None or self.table is not None or self.slopes is not None
 
+    def check_cap(self, module: Any, cap: float | None) -> None:
+        """Refuses layers that call attention with another cap than they name, such as Gemma 3's with one in its configuration."""
+        if cap != self.cap:
+            raise ValueError(
+                f"linattn cannot serve {type(module).__name__}: its logits are to be capped at {self.cap}, but it calls "
+                f"attention with softcap={cap}. Call linattn.hf.detach."
+            )
+
     def given_to(self, kernel: NearFar) -> NearFar:
         """The kernel with these biases."""
         if not self.any:
