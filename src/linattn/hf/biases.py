@@ -62,7 +62,7 @@ class LayerBiases:
         return self.cap is not None or self.table is not None or self.slopes is not None
 
     def check_cap(self, module: Any, cap: float | None) -> None:
-        """Refuses layers that call attention with another cap than they name, such as Gemma 3's with one in its configuration."""
+        """Refuses layers that call attention with another cap than they name, such as Gemma 3's with one."""
         if cap != self.cap:
             raise ValueError(
                 f"linattn cannot serve {type(module).__name__}: its logits are to be capped at {self.cap}, but it calls "
@@ -73,8 +73,7 @@ class LayerBiases:
         """The kernel with these biases."""
         if not self.any:
             return kernel
-        bits = kernel.recall_bits if self.table is None and self.slopes is None else 32
-        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes, recall_bits=bits)
+        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes)
 
     def exact(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """What is added to the capped scores of softmax: (.., L, S), for queries at the last of the keys; None: nothing.
