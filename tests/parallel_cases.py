@@ -192,13 +192,18 @@ def whole_tokens(who: Members) -> None:
         )
     torch.manual_seed(1)
     x = torch.randn(1, 4, 60 * who.size, 8)
-    kernel = linattn.NearFar(window=8, slots=8, sinks=2, block=8)
-    with torch.no_grad():
-        one = linattn.attention(x, x, x, kernel=kernel, is_causal=True)
-        mine = parallel.attention(
-            *[parallel.shard(x, 2, group=who.group)] * 3, kernel=kernel, is_causal=True, group=who.group
-        )
-    assert torch.equal(mine, parallel.shard(one, 2, group=who.group))
+    for biases in (
+        {},
+        {"alibi_slopes": [0.5, 0.3, 0.1, 0.01]},
+        {"position_bias": torch.randn(4, 13), "logit_cap": 3.0},
+    ):
+        kernel = linattn.NearFar(window=8, slots=8, sinks=2, block=8, **biases)
+        with torch.no_grad():
+            one = linattn.attention(x, x, x, kernel=kernel, is_causal=True)
+            mine = parallel.attention(
+                *[parallel.shard(x, 2, group=who.group)] * 3, kernel=kernel, is_causal=True, group=who.group
+            )
+        assert torch.equal(mine, parallel.shard(one, 2, group=who.group))
 
 
 def delta_rule(who: Members) -> None:

@@ -197,6 +197,9 @@ def test_what_cannot_be_kept_is_refused():
     for family, reason in (("t5", "relative position bias"), ("gemma2", "capped logits"), ("bloom", "ALiBi")):
         with pytest.raises(ValueError, match=reason):
             attach(build(family), "elu")
+    odd = attach(build("gemma3", attn_logit_softcapping=3.0), "nearfar")  # transformers names that cap, and ignores it
+    with pytest.raises(ValueError, match="softcap=None"):
+        logits(odd, tokens())
     with pytest.raises(TypeError, match="PreTrainedModel"):
         attach(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match='pass kernel="nearfar"'):

@@ -150,6 +150,19 @@ def both_ways(q, k, v, kernel, hidden=0):
     return out
 
 
+@pytest.mark.parametrize("engine", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("name", NATIVE)
+def test_budgets_per_head_are_heads_on_their_own(name, engine):
+    q, k, v = tensors(N)
+    sizes, kernel = [8, 30], kernel_of(name, slots=[8, 30])
+    out, _ = in_pieces(q, k, v, [60, 1, N - 61], kernel, engine=engine)
+    for h, slots in enumerate(sizes):
+        heads = [2 * h, 2 * h + 1]
+        own = kernel.of_heads(heads).changed(slots=slots)
+        alone = attention(q[:, heads], k[:, h : h + 1], v[:, h : h + 1], kernel=own, engine=engine, **CAUSAL)
+        torch.testing.assert_close(out[:, heads], alone, atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cap", "table", "table and cap"])
 def test_both_sides_are_the_dense_twin(name):
     kernel = kernel_of(name, window=10, slots=8)
@@ -185,6 +198,20 @@ def test_recalling_everything_is_exact(name):
     for lengths in ([N], [60, 1, 1, N - 62]):
         out, _ = in_pieces(q, k, v, lengths, kernel)
         assert error(out, softmax(q, k, v, kernel)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "bits"),
+    [("ALiBi", 2500, 16), ("table beyond the window", 300, 16), ("table beyond the window", 300, 8)],
+)
+def test_positions_are_not_rounded_where_far_tokens_are(name, seen, bits):
+    """ALiBi's have a form in half precision up to 2048, those of tables none."""
+    q, k, v = tensors(seen + 40, batch=1)
+    q, kernel = q[:, :, -40:], kernel_of(name, window=2, block=64, recall=1000, recall_bits=bits)
+    _, state = attention(q[:, :, :1], k[:, :, :seen], v[:, :, :seen], kernel=kernel, return_state=True, **CAUSAL)
+    out = attention(q, k[:, :, -40:], v[:, :, -40:], kernel=kernel, state=state, **CAUSAL)
+    whole = torch.nn.functional.pad(q, (0, 0, seen, 0))
+    assert error(out, softmax(whole, k, v, kernel, first=(0,))[:, :, -40:]) < (0.02 if bits == 8 else 2e-3)
 
 
 @pytest.mark.parametrize("name", BIASES)
@@ -291,7 +318,6 @@ def test_bad_arguments_say_what_is_wrong():
         ({"alibi_slopes": SLOPES, "logit_cap": 1.0}, "neither with position_bias nor with logit_cap"),
         ({"alibi_slopes": [[1.0]]}, "one finite number per query head"),
         ({"position_bias": torch.zeros(4, 6)}, "query heads, 2 n"),
-        ({"alibi_slopes": SLOPES, "recall": 2, "recall_bits": 8}, "stored in 32 bits"),
     ):
         with pytest.raises(ValueError, match=message):
             NearFar(**wrong)

@@ -31,7 +31,6 @@ CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `a
 
 # Options that change the attention weights, and why they are not supported where the layer's kernel does not have them.
 _REFUSED = {
-    "softcap": "logits are capped",
     "position_bias": "a bias is added for every pair of positions",
     "head_mask": "heads are masked",
 }
@@ -55,8 +54,7 @@ def attend(
         key, value, attention_mask = _written(layer, key, value, attention_mask)
     sinks = kwargs.pop("s_aux", None)
     biases: LayerBiases = getattr(module, "linattn_biases", NO_BIASES)
-    if biases.cap is not None and kwargs.get("softcap") == biases.cap:
-        del kwargs["softcap"]
+    biases.check_cap(module, kwargs.pop("softcap", None))
     if biases.understood:
         kwargs.pop("position_bias", None)  # T5 computes it for the keys of this call alone
     kernel = _kernel_of(module, sinks, biases)

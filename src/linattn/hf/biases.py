@@ -61,12 +61,19 @@ class LayerBiases:
     def any(self) -> bool:
         return self.cap is not None or self.table is not None or self.slopes is not None
 
+    def check_cap(self, module: Any, cap: float | None) -> None:
+        """Refuses layers that call attention with another cap than they name, such as Gemma 3's with one."""
+        if cap != self.cap:
+            raise ValueError(
+                f"linattn cannot serve {type(module).__name__}: its logits are to be capped at {self.cap}, but it calls "
+                f"attention with softcap={cap}. Call linattn.hf.detach."
+            )
+
     def given_to(self, kernel: NearFar) -> NearFar:
         """The kernel with these biases."""
         if not self.any:
             return kernel
-        bits = kernel.recall_bits if self.table is None and self.slopes is None else 32
-        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes, recall_bits=bits)
+        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes)
 
     def exact(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """What is added to the capped scores of softmax: (.., L, S), for queries at the last of the keys; None: nothing.

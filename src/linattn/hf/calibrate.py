@@ -261,6 +261,8 @@ def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) 
 
 def _probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
     biases, sinks, scale = _biases.get(module), kwargs.get("s_aux"), kwargs.get("scaling")
+    if biases is not None:
+        biases.check_cap(module, kwargs.get("softcap"))
     given = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if given is None else given)
     if sinks is None and (biases is None or not biases.any):

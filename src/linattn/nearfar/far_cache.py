@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .biases import SLOPE_UNIT, TABLE_UNIT
 from .kernel import NearFar
 
 LEVELS = 127  # int8 codes on each side of 0
@@ -29,6 +30,9 @@ class FarCache:
         log_share: (B, H, cells), log of the token's share of that slot; -inf for an empty cell.
         blocks: how many blocks each query recalls.
         unit: tokens in a block.
+        shift: of a token's cell against its position.
+        positions: coordinates of the keys that hold positions (`biases.py`). Fewer than 32 bits would round them, so they are
+            told from the cells then.
     """
 
     entries: Tensor
@@ -37,6 +41,8 @@ class FarCache:
     log_share: Tensor
     blocks: int
     unit: int
+    shift: int = 0
+    positions: int = 0
 
     @staticmethod
     def empty(like: Tensor, heads: int, dim: int, value_dim: int, kernel: NearFar) -> "FarCache":
@@ -90,7 +96,30 @@ class FarCache:
             _get_blocks(x.unflatten(2, (-1, self.unit)), index) for x in (self.entries, self.slot, self.log_share)
         )
         entries = _dequantize(entries, _get_blocks(self.bounds, index)) if self.quantized else entries
-        return entries.flatten(2, 3).to(dtype), slot.flatten(2, 3), log_share.flatten(2, 3)
+        entries = entries.flatten(2, 3).to(dtype)
+        if self._rounded:
+            cell = index.unsqueeze(-1) * self.unit + torch.arange(self.unit, device=index.device)
+            self._place(entries, cell.flatten(2), (self.bounds.shape[-1] - (self.unit if self.quantized else 0)) // 2)
+        return entries, slot.flatten(2, 3), log_share.flatten(2, 3)
+
+    def bounds_of_keys(self, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Means and variances (B, H, blocks, D) of the keys of each block."""
+        mean, var = (x.to(dtype) for x in self.bounds[..., : 2 * dim].split(dim, -1))
+        if self._rounded:
+            mean = mean.clone()
+            first = torch.arange(mean.shape[2], device=mean.device) * self.unit
+            self._place(mean, first + (self.unit - 1) / 2, dim)
+        return mean, var
+
+    @property
+    def _rounded(self) -> bool:
+        """True if positions cannot be read from what is stored."""
+        return self.positions > 0 and self.entries.dtype in DTYPES.values()
+
+    def _place(self, keys: Tensor, cell: Tensor, dim: int) -> None:
+        """Writes the positions of tokens in these cells into their keys (B, H, n, >= dim)."""
+        unit = SLOPE_UNIT if self.positions == 1 else TABLE_UNIT
+        keys[..., dim - self.positions] = (cell - self.shift).to(keys.dtype) * unit
 
 
 def _bounds(keys: Tensor, fresh: Tensor) -> Tensor:

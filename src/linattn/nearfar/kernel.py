@@ -137,11 +137,6 @@ class NearFar(Kernel):
             self.position_bias = table
         # Coordinates that keys and queries get for their positions, see `biases`.
         self.positions = 1 if slopes is not None else 2 if table is not None else 0
-        if self.positions and self.recall and self.recall_bits < 32:
-            raise ValueError(
-                "NearFar: recalled tokens with alibi_slopes or position_bias are stored in 32 bits, because fewer would round "
-                f"their positions: pass recall_bits=32, got {self.recall_bits}."
-            )
 
     def bias_table(self) -> Tensor | None:
         """position_bias, (query heads, 2 n + 1)."""

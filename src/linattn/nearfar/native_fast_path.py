@@ -17,7 +17,7 @@ from .bindings import Inputs, NearBuffer, PackedState, PreparedDecode, advance
 from .kernel import NearFar
 from .native import kernel_refusal
 from .native_form import NativeForm, far_enough
-from .positioned import plain_positions, with_positions
+from .positioned import one_token, plain_positions, with_positions
 from .state import NearFarState
 from .validate import check_kernel
 
@@ -71,8 +71,11 @@ def _with_positions(
         seen = positions.tokens
     if len(seen) != key.shape[0]:
         return None
-    place = plain_positions(key.shape[2], seen)
-    (q, k, v), scale = with_positions(kernel, (query, key, value), scale, place)
+    if query.shape[2] == key.shape[2] == 1 and seen and min(seen) == max(seen):
+        (q, k, v), scale = one_token(kernel, (query, key, value), scale, seen[0])
+    else:
+        place = plain_positions(key.shape[2], seen)
+        (q, k, v), scale = with_positions(kernel, (query, key, value), scale, place)
     found = _served(q, k, v, kernel, scale, state, gqa, table)
     return None if found is None else (found[0].to(query.dtype), found[1])
 

@@ -41,6 +41,25 @@ def with_positions(kernel: NearFar, tokens: Tokens, scale: float | None, positio
     return (query, key, value), scale
 
 
+def one_token(kernel: NearFar, tokens: Tokens, scale: float | None, place: int) -> tuple[Tokens, float]:
+    """`with_positions` of one token at the same place in all sequences, in few operations; heads have been checked."""
+    dtype = compute_dtype(tokens[0].dtype)
+    query, key, value = (x if x.dtype is dtype else x.to(dtype) for x in tokens)
+    scale = kernel.logit_scale(query.shape[-1], scale)
+    root = scale**0.5
+    if kernel.alibi_slopes is None:
+        query = pad(pad(query, (0, 1)), (0, 1), value=place / root * TABLE_UNIT)
+        key = pad(pad(key, (0, 1), value=place / root * TABLE_UNIT), (0, 1))
+        return (query, key, value), scale
+    about = (kernel.changes, root, dtype)
+    known = kernel.__dict__.get("_query_slopes")  # kept from token to token
+    if known is None or known[0] != about:
+        slopes = (kernel.alibi_slopes.to(query) / (SLOPE_UNIT * root)).reshape(1, -1, 1, 1)
+        known = kernel.__dict__["_query_slopes"] = (about, slopes)
+    query = torch.cat([query, known[1].expand(query.shape[0], -1, 1, 1)], -1)
+    return (query, pad(key, (0, 1), value=place / root * SLOPE_UNIT), value), scale
+
+
 def check_call(kernel: NearFar, queries: int, keys: int, *, is_causal: bool, state: bool) -> None:
     """Refuses calls whose queries have no positions among the keys. state: whether the call takes or returns one."""
     if kernel.alibi_slopes is not None and not is_causal:

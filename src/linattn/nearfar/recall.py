@@ -117,11 +117,11 @@ def _choose_blocks(query: Tensor, log_denominator: Tensor, cache: FarCache, scor
     G, L, D = query.shape[2:]
     if cache.blocks >= alive.shape[-1]:
         return alive.expand(-1, -1, L, -1)
-    x, bounds = query.flatten(2, 3), cache.bounds.to(query.dtype)
-    score = x @ bounds[..., :D].mT + DEVIATIONS * (x.square() @ bounds[..., D : 2 * D].mT).sqrt()
+    x, (mean, var) = query.flatten(2, 3), cache.bounds_of_keys(D, query.dtype)
+    score = x @ mean.mT + DEVIATIONS * (x.square() @ var.mT).sqrt()
     score = capped(score, scores.cap)
     if scores.table is not None:
-        score = score + scores.by_position(x, bounds[..., :D])
+        score = score + scores.by_position(x, mean)
     score = (score.unflatten(2, (G, L)) - log_denominator.unsqueeze(-1)).amax(2).masked_fill(~alive, -torch.inf)
     best = score.topk(cache.blocks, -1).indices
     return torch.zeros_like(score, dtype=torch.bool).scatter_(3, best, True) & alive

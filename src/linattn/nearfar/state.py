@@ -190,7 +190,8 @@ class NearFarState(State):
         contiguous = rows == list(range(rows[0], rows[0] + len(rows)))
         index = slice(rows[0], rows[0] + len(rows)) if contiguous else rows
         entries, bounds, slot, log_share = (x[:, index] for x in stored)
-        return FarCache(entries, bounds, slot, log_share, blocks[heads[0]], kernel.recall_unit)
+        shift = kernel.window % kernel.block
+        return FarCache(entries, bounds, slot, log_share, blocks[heads[0]], kernel.recall_unit, shift, kernel.positions)
 
     @staticmethod
     def from_groups(signature: str, groups: "Sequence[HeadGroup]") -> "NearFarState":
