@@ -51,12 +51,12 @@ def one_token(kernel: NearFar, tokens: Tokens, scale: float | None, place: int) 
         query = pad(pad(query, (0, 1)), (0, 1), value=place / root * TABLE_UNIT)
         key = pad(pad(key, (0, 1), value=place / root * TABLE_UNIT), (0, 1))
         return (query, key, value), scale
-    about = (kernel.changes, root, dtype)
-    known = kernel.__dict__.get("_query_slopes")  # kept from token to token
-    if known is None or known[0] != about:
-        slopes = (kernel.alibi_slopes.to(query) / (SLOPE_UNIT * root)).reshape(1, -1, 1, 1)
-        known = kernel.__dict__["_query_slopes"] = (about, slopes)
-    query = torch.cat([query, known[1].expand(query.shape[0], -1, 1, 1)], -1)
+    known = kernel.__dict__.get("_query_slopes")  # kept from token to token: what it was made of, and the coordinate
+    if known is None or known[0] != (root, dtype) or not torch.equal(known[1], kernel.alibi_slopes):
+        slopes = kernel.alibi_slopes.clone()
+        own = (slopes.to(query) / (SLOPE_UNIT * root)).reshape(1, -1, 1, 1)
+        known = kernel.__dict__["_query_slopes"] = ((root, dtype), slopes, own)
+    query = torch.cat([query, known[2].expand(query.shape[0], -1, 1, 1)], -1)
     return (query, pad(key, (0, 1), value=place / root * SLOPE_UNIT), value), scale
 
 
