@@ -12,7 +12,7 @@ from ..images.datasets import Part
 from ..images.training import scores
 from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
-from .rules import RULES, Rule, decide, name_of
+from .rules import RULES, Rule, decide, name_of, words_of
 from .sweep import Point, all_logits, choose, point, sweep
 from .training import TRANSFORMER, Bench, Split
 from .wrapper import EarlyExit
@@ -243,7 +243,7 @@ def timed_points(points: Sequence[Point]) -> list[Point]:
 
 
 def point_name(p: Point) -> str:
-    return f"{name_of(p.rule)} {p.rule.tolerance:g}"
+    return words_of(p.rule)
 
 
 def static_name(width: int) -> str:

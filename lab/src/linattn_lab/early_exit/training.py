@@ -17,8 +17,9 @@ from ..images.datasets import ImageSet, Part, load
 from ..images.resnet import ResNet18
 from ..images.shapes import SHAPE_CLASSES, generate
 from ..training.config import TrainConfig
+from . import distill
 from .backbones import LAYERS, new_resnet_exits, transformer_exits
-from .rules import Rule, make_rule, name_of
+from .rules import PerExit, Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
 DEFAULTS = TrainConfig(
@@ -129,18 +130,34 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 class Bench:
     """The networks of one study, each trained or loaded when it is asked for."""
 
-    def __init__(self, folder: Path, pictures: Pictures, config: TrainConfig, *, show: bool = True):
-        self.folder, self.config, self.show = folder, config, show
-        self.parts = pictures.split()
+    def __init__(
+        self,
+        folder: Path,
+        pictures: Pictures,
+        config: TrainConfig,
+        *,
+        distill_steps: int = distill.DEFAULTS.steps,
+        parts: Split | None = None,
+        show: bool = True,
+    ):
+        self.folder, self.config, self.show, self.distill_steps = folder, config, show, distill_steps
+        self.parts = parts or pictures.split()
         self.about = {"pictures": asdict(pictures), "classes": list(self.parts.classes)}
         _, self.channels, _, self.side = self.parts.train.images.shape
 
     def exits(self, width: int, layout: str = "conv", weights: Sequence[float] = WEIGHTS) -> EarlyExit:
-        """A ResNet with exits."""
+        """A ResNet with exits, all trained together; then, unless it has no steps, the last one teaches the first."""
         settings = self._resnet(width) | {"side": self.side, "layout": layout}
-        model = self._obtain("exits", new_resnet_exits, settings, weights)
+        name = "joint" if self.distill_steps else "exits"
+        model = self._obtain(name, new_resnet_exits, settings, weights)
         assert isinstance(model, EarlyExit)
-        return model
+        if not self.distill_steps:
+            return model
+        about = self.about | settings | {"weights": list(weights), "train": len(self.parts.train)}
+        about |= {"config": asdict(self.config)}
+        steps = self.distill_steps
+        config = replace(distill.DEFAULTS, steps=steps, warmup=max(1, steps // 10), seed=self.config.seed)
+        return distill.distilled(model, self.folder / "exits", self.parts.train, config, about=about, show=self.show)
 
     def static(self, width: int) -> nn.Module:
         """A ResNet without exits."""
@@ -207,4 +224,6 @@ def read_choice(folder: Path) -> Rule:
         )
     with parsing(path):
         found = json.loads(path.read_text())
+        if found["rule"] == name_of(PerExit(())):
+            return PerExit(tuple(None if own is None else float(own) for own in found["tolerance"]))
         return make_rule(found["rule"], found["tolerance"])

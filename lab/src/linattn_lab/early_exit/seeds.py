@@ -1,0 +1,212 @@
+"""Early exit over seeds: trained anew with each seed and number of threads, judged by the same bars."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from linattn._files import parsing, write_json
+
+from .. import intervals
+from ..images.resnet import ResNet18
+from ..images.training import scores
+from .latency import latencies
+from .macs import exit_costs
+from .rules import words_of
+from .study import accuracy_of
+from .sweep import all_logits, point
+from .thresholds import choose_together
+from .training import Bench, write_choice
+
+TIMED = {1: 400, 128: 1024}  # size of a batch -> test images that are timed
+ROUNDS = 3
+RESULT = "run.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed, trained with one number of threads, on the test images.
+
+    Attributes:
+        last_exit, without_exits: accuracies of the full network, as the last exit and as a network of its own (None where
+            it was not trained).
+        mac_ratio: times fewer MACs than the network without exits, every head counted that an image passes.
+        time_1, time_128: times less processor time than the network without exits, in batches of 1 and 128.
+        shares: of the images that leave at each exit.
+        exits: accuracy of each exit over all images.
+        bound: of the accuracy lost, by the validation images.
+        seconds: of the processor, for training.
+    """
+
+    seed: int
+    threads: int
+    accuracy: float
+    last_exit: float
+    without_exits: float | None
+    mac_ratio: float
+    time_1: float
+    time_128: float
+    rule: str
+    shares: tuple[float, ...]
+    exits: tuple[float, ...]
+    bound: float
+    seconds: float
+
+    @property
+    def full(self) -> float:
+        """The better of the two full networks."""
+        return max(self.last_exit, self.without_exits or 0.0)
+
+    @property
+    def lost(self) -> float:
+        return self.full - self.accuracy
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that every run must reach: at least the limit, or at most."""
+
+    name: str
+    attribute: str
+    limit: float
+    format: str
+    least: bool = True
+
+    def of(self, run: Run) -> float:
+        return float(getattr(run, self.attribute))
+
+    def met(self, run: Run) -> bool:
+        value = self.of(run)
+        return value >= self.limit - 1e-12 if self.least else value <= self.limit + 1e-12
+
+
+BARS = (
+    Bar("times fewer MACs", "mac_ratio", 3.0, ".2f"),
+    Bar("times less time, one by one", "time_1", 2.0, ".2f"),
+    Bar("times less time, batches of 128", "time_128", 2.0, ".2f"),
+    Bar("accuracy", "accuracy", 0.9, ".4f"),
+)
+LOST = Bar("accuracy lost", "lost", 0.01, ".4f", least=False)
+FULL = Bar("accuracy of the full network", "full", 0.9, ".4f")
+
+
+def meets_all(run: Run) -> bool:
+    return all(bar.met(run) for bar in (*BARS, LOST))
+
+
+def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int, with_static: bool) -> Run:
+    """Trains or loads the networks of a bench, chooses on validation images, and judges on test images."""
+    kept = bench.folder / RESULT
+    if kept.is_file():
+        return read_run(kept)
+    parts = bench.parts
+    before, start = torch.get_num_threads(), time.process_time()
+    torch.set_num_threads(threads)
+    try:
+        model = bench.exits(width, weights=weights)
+        plain: nn.Module | None = bench.static(width) if with_static else None
+        seconds = time.process_time() - start
+        costs = exit_costs(model, parts.test.images[:1])
+        known, labels = all_logits(model, parts.validation.images), parts.validation.labels
+        right = known[-1].argmax(-1) == labels
+        static: float | None = None
+        if plain is not None:
+            other = scores(plain, parts.validation.images).argmax(-1) == labels
+            right = max(right, other, key=lambda own: int(own.sum()))
+            static = accuracy_of(scores(plain, parts.test.images), parts.test)
+        chosen = choose_together(known, labels, costs, right)
+        logits = all_logits(model, parts.test.images)
+        found = point(logits, parts.test.labels, costs, chosen.rule)
+    finally:
+        torch.set_num_threads(before)
+    if plain is None:  # times do not depend on weights
+        plain = ResNet18(len(parts.classes), width=width, stem="cifar", channels=bench.channels).eval()
+        plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    calls = {"full": plain, "exits": lambda images: model.predict(images, chosen.rule)}
+    ratios = {}
+    for batch, count in TIMED.items():
+        taken = latencies(calls, parts.test.images[:count], min(batch, len(parts.test)), rounds=ROUNDS)
+        ratios[batch] = taken["full"].processor / taken["exits"].processor
+    run = Run(
+        seed=bench.config.seed,
+        threads=threads,
+        accuracy=found.accuracy,
+        last_exit=accuracy_of(logits[-1], parts.test),
+        without_exits=static,
+        mac_ratio=costs.full / found.macs,
+        time_1=ratios[1],
+        time_128=ratios[128],
+        rule=words_of(chosen.rule),
+        shares=found.shares,
+        exits=tuple((logits.argmax(-1) == parts.test.labels).double().mean(-1).tolist()),
+        bound=chosen.bound,
+        seconds=seconds,
+    )
+    write_choice(bench.folder, chosen.rule)
+    write_json(kept, asdict(run))
+    return run
+
+
+def read_run(path: Path) -> Run:
+    with parsing(path):
+        facts: dict[str, Any] = json.loads(path.read_text())
+        lists = {name: tuple(facts[name]) for name in ("shares", "exits")}
+        return Run(**{field.name: (facts | lists)[field.name] for field in fields(Run)})
+
+
+def rows_of(runs: Sequence[Run]) -> list[list[str]]:
+    """A line for each run; ! marks what misses its bar."""
+    rows = [["seed", "threads", "MACs", "batch 1", "batch 128", "accuracy", "full", "lost", "leave first", "bars"]]
+    for run in runs:
+        cells = [format(bar.of(run), bar.format) + ("" if bar.met(run) else "!") for bar in BARS]
+        lost = f"{100 * run.lost:.2f}" + ("" if LOST.met(run) else "!")
+        met = "met" if meets_all(run) else "not met"
+        first = f"{100 * run.shares[0]:.0f} %"
+        rows.append([str(run.seed), str(run.threads), *cells, f"{run.full:.4f}", lost, first, met])
+    return rows
+
+
+def summary_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """The mean over seeds with its 95 % interval, and the worst run, beside the bar."""
+    figures = figures_of(runs)
+    rows = [["over all runs", "mean", "95 %", "worst run", "bar", ""]]
+    for bar in (*BARS, LOST):
+        own = intervals.mean([bar.of(run) for run in runs], [run.seed for run in runs])
+        worst = figures[f"seeds|{bar.name}|worst run"]["value"]
+        cells = [format(x, bar.format) for x in (own["value"], own["low"], own["high"], worst)]
+        limit = f"{'at least' if bar.least else 'at most'} {bar.limit:g}"
+        met = "met by all" if all(map(bar.met, runs)) else f"met by {sum(map(bar.met, runs))} of {len(runs)}"
+        rows.append([bar.name, cells[0], f"{cells[1]} to {cells[2]}", cells[3], limit, met])
+    return rows
+
+
+def figures_of(runs: Sequence[Run]) -> dict[str, intervals.Facts]:
+    """What the docs print: means with their intervals, the worst run of each, and the share of runs that meet all bars.
+
+    Runs of one seed with several numbers of threads are alike, so that a seed counts once, by the mean of its runs.
+    Student's t knows seeds, not machines: the interval of times reaches down to the bar and as far up. That of a worst run
+    goes from the bar to the best run.
+    """
+    seeds = sorted({run.seed for run in runs})
+    found = {}
+    for bar in (*BARS, LOST, FULL):
+        own = [[bar.of(run) for run in runs if run.seed == seed] for seed in seeds]
+        mean = intervals.mean([sum(values) / len(values) for values in own], seeds, bar.format)
+        if bar.attribute.startswith("time"):
+            mean["low"] = min(mean["low"], bar.limit)
+            mean["high"] = max(mean["high"], 2 * mean["value"] - bar.limit)
+        found[f"seeds|{bar.name}|mean"] = mean
+        values = sorted((bar.of(run) for run in runs), reverse=not bar.least)
+        worst = intervals.exact(values[0], seeds, bar.format)
+        worst["low"], worst["high"] = min(values[0], values[-1], bar.limit), max(values[0], values[-1])
+        if not bar.least:
+            worst["low"], worst["high"] = values[-1], max(values[0], bar.limit)
+        found[f"seeds|{bar.name}|worst run"] = worst
+    share = sum(map(meets_all, runs)) / len(runs)
+    found["seeds|share of runs that meet all bars|mean"] = intervals.exact(share, seeds, ".2f")
+    return found
