@@ -21,10 +21,10 @@ from .backbones import new_resnet_exits
 from .wrapper import EarlyExit
 
 DEFAULTS = TrainConfig(
-    steps=400, batch_size=64, lr=2e-3, warmup=40, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=400
+    steps=300, batch_size=64, lr=2e-3, warmup=30, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=300
 )
-TAUGHT = 8000  # training images whose answers the last exit gives
-HEADS = 2  # how many, from the first on, learn
+TAUGHT = 5000  # training images whose answers the last exit gives
+HEADS = 1  # how many, from the first on, learn
 SOFT = 0.7  # share of the last exit's answer in the target; the rest is the label
 
 

@@ -23,7 +23,7 @@ from .sweep import all_logits, point
 from .thresholds import choose_together
 from .training import Bench, write_choice
 
-TIMED = {1: 400, 128: 1024}  # size of a batch -> test images that are timed
+TIMED = {1: 400, 128: 640}  # size of a batch -> test images that are timed
 ROUNDS = 3
 RESULT = "run.json"
 
@@ -102,8 +102,9 @@ def meets_all(run: Run) -> bool:
 def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int, with_static: bool) -> Run:
     """Trains or loads the networks of a bench, chooses on validation images, and judges on test images."""
     kept = bench.folder / RESULT
+    asked = {"recipe": bench.recipe(), "width": width, "weights": list(weights)}
     if kept.is_file():
-        return read_run(kept)
+        return read_run(kept, asked, with_static)
     parts = bench.parts
     before, start = torch.get_num_threads(), time.process_time()
     torch.set_num_threads(threads)
@@ -148,15 +149,20 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
         seconds=seconds,
     )
     write_choice(bench.folder, chosen.rule)
-    write_json(kept, asdict(run))
+    write_json(kept, {"asked": asked, "run": asdict(run)})
     return run
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, asked: dict[str, Any], with_static: bool) -> Run:
+    """A run that was kept, if it was made with the same options."""
     with parsing(path):
-        facts: dict[str, Any] = json.loads(path.read_text())
+        kept: dict[str, Any] = json.loads(path.read_text())
+        facts = kept["run"]
         lists = {name: tuple(facts[name]) for name in ("shares", "exits")}
-        return Run(**{field.name: (facts | lists)[field.name] for field in fields(Run)})
+        run = Run(**{field.name: (facts | lists)[field.name] for field in fields(Run)})
+    if kept["asked"] != json.loads(json.dumps(asked)) or (with_static and run.without_exits is None):
+        raise ValueError(f"{path.parent} was made with other options: choose another --folder, or delete that one.")
+    return run
 
 
 def rows_of(runs: Sequence[Run]) -> list[list[str]]:

@@ -20,6 +20,7 @@ __all__ = [
     "by_position",
     "count_exact",
     "learn",
+    "learn_robust",
     "mean_squared_error",
     "single_head",
 ]
