@@ -1,5 +1,6 @@
 """Tolerances of all exits chosen together, heads that are left out, and the study over seeds."""
 
+import itertools
 import json
 
 import pytest
@@ -43,7 +44,7 @@ def test_the_table_of_all_choices_holds_what_each_gives_by_itself():
 def test_together_is_never_worse_than_one_tolerance_for_all():
     logits, labels = known()
     best = [point(logits, labels, COSTS, rule) for rule in frontier(logits, labels, COSTS)]
-    assert all(a.macs > b.macs and a.accuracy >= b.accuracy for a, b in zip(best, best[1:]))
+    assert all(a.macs > b.macs and a.accuracy >= b.accuracy for a, b in itertools.pairwise(best))
     _, accuracy, macs = every_choice(logits, labels, COSTS)
     for tolerance in (0.6, 0.75, 0.9):
         one = point(logits, labels, COSTS, Confidence(tolerance))

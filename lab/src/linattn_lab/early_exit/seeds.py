@@ -18,7 +18,7 @@ from ..images.training import scores
 from .latency import latencies
 from .macs import exit_costs
 from .rules import words_of
-from .study import accuracy_of
+from .study import Call, accuracy_of
 from .sweep import all_logits, point
 from .thresholds import choose_together
 from .training import Bench, write_choice
@@ -128,7 +128,7 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
     if plain is None:  # times do not depend on weights
         plain = ResNet18(len(parts.classes), width=width, stem="cifar", channels=bench.channels).eval()
         plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    calls = {"full": plain, "exits": lambda images: model.predict(images, chosen.rule)}
+    calls: dict[str, Call] = {"full": plain, "exits": lambda images: model.predict(images, chosen.rule)}
     ratios = {}
     for batch, count in TIMED.items():
         taken = latencies(calls, parts.test.images[:count], min(batch, len(parts.test)), rounds=ROUNDS)

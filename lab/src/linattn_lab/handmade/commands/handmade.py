@@ -94,7 +94,8 @@ def _learn(design: Design, args: argparse.Namespace) -> TorchHead:
 def _luck(args: argparse.Namespace) -> int:
     """Each recipe over the seeds: errors, and how many seeds reach the mark."""
     tasks = list(DESIGNS) if args.task is None else [args.task]
-    everything, figures = [], {}
+    everything: list[dict[str, object]] = []
+    figures: dict[str, object] = {}
     for recipe in [args.recipe] if args.recipe else list(RECIPES):
         found = [try_recipe(recipe, task, args.seeds, args.steps) for task in tasks]
         rows = rows_of(found)
