@@ -1,7 +1,6 @@
 """Self-distillation: the first heads of a trained network learn what its last exit says.
 
-Most images leave at the first heads, and these are small: a few hundred steps of them cost less than a tenth of the
-training. The network itself stays as it is, and so does the last exit, so that the full network is not a weaker one.
+Most images leave at the first heads, and these are small: a few hundred steps of them cost little. The network itself stays as it is, and so does the last exit, so that the full network is not a weaker one.
 """
 
 import json
@@ -17,15 +16,16 @@ from torch.nn import functional as F
 from ..images import training as images_training
 from ..images.datasets import Part
 from ..training.config import TrainConfig
+from ..training.muon import Muon
 from .backbones import new_resnet_exits
 from .wrapper import EarlyExit
 
 DEFAULTS = TrainConfig(
-    steps=300, batch_size=64, lr=2e-3, warmup=30, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=300
+    steps=700, batch_size=64, lr=5e-3, warmup=70, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=700
 )
-TAUGHT = 5000  # training images whose answers the last exit gives
+TAUGHT = 10000  # training images whose answers the last exit gives
 HEADS = 1  # how many, from the first on, learn
-SOFT = 0.7  # share of the last exit's answer in the target; the rest is the label
+SOFT = 0.9  # share of the last exit's answer in the target; the rest is the label
 
 
 class Heads(nn.Module):
@@ -82,7 +82,15 @@ def distilled(
         heads = Heads(model, min(HEADS, len(model.heads) - 1))
         lesson = Part(part.images, soft_targets(model, part))
         images_training.train(
-            heads, lesson, config, folder / "heads", loss=soft_loss, validation=0, about=about, show=show
+            heads,
+            lesson,
+            config,
+            folder / "heads",
+            loss=soft_loss,
+            validation=0,
+            about=about,
+            optimizer=Muon(heads, config.lr, config.weight_decay),
+            show=show,
         )
         model.eval()
         images_training.save_model(model, folder, about)

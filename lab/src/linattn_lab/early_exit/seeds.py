@@ -104,7 +104,9 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
     kept = bench.folder / RESULT
     asked = {"recipe": bench.recipe(), "width": width, "weights": list(weights)}
     if kept.is_file():
-        return read_run(kept, asked, with_static)
+        old = read_run(kept, asked)
+        if old.without_exits is not None or not with_static:
+            return old
     parts = bench.parts
     before, start = torch.get_num_threads(), time.process_time()
     torch.set_num_threads(threads)
@@ -153,14 +155,14 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
     return run
 
 
-def read_run(path: Path, asked: dict[str, Any], with_static: bool) -> Run:
+def read_run(path: Path, asked: dict[str, Any]) -> Run:
     """A run that was kept, if it was made with the same options."""
     with parsing(path):
         kept: dict[str, Any] = json.loads(path.read_text())
         facts = kept["run"]
         lists = {name: tuple(facts[name]) for name in ("shares", "exits")}
         run = Run(**{field.name: (facts | lists)[field.name] for field in fields(Run)})
-    if kept["asked"] != json.loads(json.dumps(asked)) or (with_static and run.without_exits is None):
+    if kept["asked"] != json.loads(json.dumps(asked)):
         raise ValueError(f"{path.parent} was made with other options: choose another --folder, or delete that one.")
     return run
 
