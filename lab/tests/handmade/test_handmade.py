@@ -136,10 +136,10 @@ def test_luck_is_counted_with_an_interval():
     luck = Luck("course", "unique", {0: 0.01, 1: 0.5, 2: 0.06, 3: 0.07})
     assert luck.reached == [True, False, True, False]
     reached = luck.figures()["course|unique|seeds that reach it"]
-    assert reached["value"] == 2
-    assert reached["low"] == pytest.approx(4 * 0.06758599, rel=1e-6)  # Clopper and Pearson, 2 of 4
+    assert reached.value == 2
+    assert reached.low == pytest.approx(4 * 0.06758599, rel=1e-6)  # Clopper and Pearson, 2 of 4
     median = luck.figures()["course|unique|median error"]
-    assert (median["low"], median["value"], median["high"]) == (0.01, pytest.approx(0.065), 0.5)
+    assert (median.low, median.value, median.high) == (0.01, pytest.approx(0.065), 0.5)
 
 
 def test_the_command_shows_the_luck_of_seeds(tmp_path, capsys):

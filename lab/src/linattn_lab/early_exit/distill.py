@@ -1,6 +1,7 @@
 """Self-distillation: the first heads of a trained network learn what its last exit says.
 
-Most images leave at the first heads, and these are small: a few hundred steps of them cost little. The network itself stays as it is, and so does the last exit, so that the full network is not a weaker one.
+Most images leave at the first heads, and these are small: a few hundred steps of them cost little. The network itself stays
+as it is, and so does the last exit, so that the full network is not a weaker one.
 """
 
 import json

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from linattn._files import parsing, write_json
 
-from .. import intervals
+from ..figures import Figure, over_seeds
 from ..images.resnet import ResNet18
 from ..images.training import scores
 from .latency import latencies
@@ -181,40 +181,42 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
 
 def summary_rows(runs: Sequence[Run]) -> list[list[str]]:
     """The mean over seeds with its 95 % interval, and the worst run, beside the bar."""
-    figures = figures_of(runs)
-    rows = [["over all runs", "mean", "95 %", "worst run", "bar", ""]]
+    rows = [["over seeds", "mean", "95 %", "worst run", "bar", ""]]
     for bar in (*BARS, LOST):
-        own = intervals.mean([bar.of(run) for run in runs], [run.seed for run in runs])
-        worst = figures[f"seeds|{bar.name}|worst run"]["value"]
-        cells = [format(x, bar.format) for x in (own["value"], own["low"], own["high"], worst)]
+        own = mean_of(runs, bar)
+        worst = min(map(bar.of, runs)) if bar.least else max(map(bar.of, runs))
+        cells = [format(x, bar.format) for x in (own.value, own.low, own.high, worst)]
         limit = f"{'at least' if bar.least else 'at most'} {bar.limit:g}"
         met = "met by all" if all(map(bar.met, runs)) else f"met by {sum(map(bar.met, runs))} of {len(runs)}"
         rows.append([bar.name, cells[0], f"{cells[1]} to {cells[2]}", cells[3], limit, met])
     return rows
 
 
-def figures_of(runs: Sequence[Run]) -> dict[str, intervals.Facts]:
+def mean_of(runs: Sequence[Run], bar: Bar) -> Figure:
+    """Over seeds, by Student's t: runs of one seed are alike, so that a seed counts once, by the mean of its runs."""
+    seeds = sorted({run.seed for run in runs})
+    own = [[bar.of(run) for run in runs if run.seed == seed] for seed in seeds]
+    return over_seeds([sum(values) / len(values) for values in own], seeds, bar.format)
+
+
+def figures_of(runs: Sequence[Run]) -> dict[str, Figure]:
     """What the docs print: means with their intervals, the worst run of each, and the share of runs that meet all bars.
 
-    Runs of one seed with several numbers of threads are alike, so that a seed counts once, by the mean of its runs.
     Student's t knows seeds, not machines: the interval of times reaches down to the bar and as far up. That of a worst run
     goes from the bar to the best run.
     """
-    seeds = sorted({run.seed for run in runs})
+    seeds = tuple(sorted({run.seed for run in runs}))
     found = {}
     for bar in (*BARS, LOST, FULL):
-        own = [[bar.of(run) for run in runs if run.seed == seed] for seed in seeds]
-        mean = intervals.mean([sum(values) / len(values) for values in own], seeds, bar.format)
+        mean = mean_of(runs, bar)
         if bar.attribute.startswith("time"):
-            mean["low"] = min(mean["low"], bar.limit)
-            mean["high"] = max(mean["high"], 2 * mean["value"] - bar.limit)
+            low, high = min(mean.low, bar.limit), max(mean.high, 2 * mean.value - bar.limit)
+            mean = replace(mean, low=low, high=high)
         found[f"seeds|{bar.name}|mean"] = mean
         values = sorted((bar.of(run) for run in runs), reverse=not bar.least)
-        worst = intervals.exact(values[0], seeds, bar.format)
-        worst["low"], worst["high"] = min(values[0], values[-1], bar.limit), max(values[0], values[-1])
-        if not bar.least:
-            worst["low"], worst["high"] = values[-1], max(values[0], bar.limit)
-        found[f"seeds|{bar.name}|worst run"] = worst
+        ends = (values[0], values[-1], bar.limit)
+        low, high = (min(ends), values[-1]) if bar.least else (values[-1], max(ends))
+        found[f"seeds|{bar.name}|worst run"] = Figure(values[0], low, high, seeds, bar.format)
     share = sum(map(meets_all, runs)) / len(runs)
-    found["seeds|share of runs that meet all bars|mean"] = intervals.exact(share, seeds, ".2f")
+    found["seeds|share of runs that meet all bars|mean"] = Figure(share, share, share, seeds, ".2f")
     return found

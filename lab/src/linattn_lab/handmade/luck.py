@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import intervals
 from ..commandline import progress
+from ..figures import Figure
 from .designs import DESIGNS
 from .many import learn_many
 from .robust import learn_robust
@@ -46,12 +47,12 @@ class Luck:
     def reached(self) -> list[bool]:
         return [error <= self.mark for error in self.errors.values()]
 
-    def figures(self) -> dict[str, intervals.Facts]:
-        """What the docs print: mark, seeds that reach it, median and worst error."""
+    def figures(self) -> dict[str, Figure]:
+        """What the docs print: mark, seeds that reach it, median error."""
         seeds, errors = list(self.errors), list(self.errors.values())
         row = f"{self.recipe}|{self.task}"
         return {
-            f"{row}|mark": intervals.exact(self.mark, seeds, ".2g"),
+            f"{row}|mark": Figure(self.mark, self.mark, self.mark, tuple(seeds), ".2g"),
             f"{row}|seeds that reach it": intervals.count(self.reached, seeds),
             f"{row}|median error": intervals.median(errors, seeds),
         }

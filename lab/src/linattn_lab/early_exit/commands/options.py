@@ -20,8 +20,8 @@ def add_give_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--give-up",
         type=real(0, most=1),
-        default=0.005,
-        help="accuracy that may be lost on the validation pictures (default %(default)s)",
+        default=0.01,
+        help="accuracy that may be lost, as the validation pictures show with 90 %% confidence (default %(default)s)",
     )
 
 

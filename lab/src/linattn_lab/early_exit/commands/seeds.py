@@ -1,11 +1,12 @@
 """linattn lab early-exit seeds: the same training with several seeds and numbers of threads."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...commandline import add_output, describe, progress, require, table, whole, write_json
 from ...commandline import seed as seed_type
+from ...figures import add_figures, save_figures
 from .options import add_folder, add_training, pictures_from
 
 HELP = """
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_training(parser)
     add_output(parser, "--json", "write every run for machines")
-    add_output(parser, "--figures", "write what the docs print, with intervals and seeds")
+    add_figures(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     if len(args.weights) != 4 or args.layout != "conv":
         raise ValueError("the bars are for the layout conv.")
+    if args.figures and len(set(args.seeds)) < 2:
+        raise ValueError("--figures have intervals over seeds: give two --seeds or more.")
     pictures = pictures_from(args)
     parts = pictures.split()
     pairs = [(seed, threads) for seed in dict.fromkeys(args.seeds) for threads in dict.fromkeys(args.threads)]
@@ -62,14 +65,11 @@ def run(args: argparse.Namespace) -> int:
         runs.append(measure(bench, width=args.width, weights=args.weights, threads=threads, with_static=static))
         print(table(rows_of(runs[-1:]), "rrrrrrrrr").splitlines()[-1], flush=True)
     print("\n" + table(rows_of(runs), "rrrrrrrrr") + "\n")
-    if len(runs) > 1:
+    if len(set(args.seeds)) > 1:
         print(table(summary_rows(runs), " rrrrl"))
     if args.json:
-        from dataclasses import asdict
-
         write_json(args.json, [asdict(one) | {"full": one.full, "lost": one.lost} for one in runs])
         print(f"wrote {args.json}")
     if args.figures:
-        write_json(args.figures, figures_of(runs))
-        print(f"wrote {args.figures}")
+        save_figures(args, figures_of(runs))
     return 0

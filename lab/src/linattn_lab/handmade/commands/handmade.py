@@ -15,6 +15,7 @@ from ...commandline import (
     whole,
     write_json,
 )
+from ...figures import Figure, add_figures, save_figures
 from ..attentions import attentions, try_attention
 from ..comparison import compare, explain
 from ..designs import DESIGNS, Design
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", type=seed_list, metavar="LIST", help="show the luck of a recipe, e.g. 0-9 or 0,3,5")
     parser.add_argument("--steps", type=whole(), help="of learning (default: the recipe's)")
-    add_output(parser, "--figures", "with --seeds: write what the docs print, with intervals and seeds")
+    add_figures(parser)
     add_common(parser)
 
 
@@ -95,7 +96,7 @@ def _luck(args: argparse.Namespace) -> int:
     """Each recipe over the seeds: errors, and how many seeds reach the mark."""
     tasks = list(DESIGNS) if args.task is None else [args.task]
     everything: list[dict[str, object]] = []
-    figures: dict[str, object] = {}
+    figures: dict[str, Figure] = {}
     for recipe in [args.recipe] if args.recipe else list(RECIPES):
         found = [try_recipe(recipe, task, args.seeds, args.steps) for task in tasks]
         rows = rows_of(found)
@@ -107,9 +108,7 @@ def _luck(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, everything)
         print(f"wrote {args.json}")
-    if args.figures:
-        write_json(args.figures, figures)
-        print(f"wrote {args.figures}")
+    save_figures(args, figures)
     return 0
 
 
