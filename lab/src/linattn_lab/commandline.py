@@ -21,6 +21,7 @@ __all__ = [
     "real",
     "require",
     "seed",
+    "seed_list",
     "table",
     "whole",
     "write_file",
@@ -44,6 +45,20 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Adds --json and --seed."""
     add_output(parser, "--json", "write the figures for machines")
     parser.add_argument("--seed", type=seed, default=0, help="of everything random")
+
+
+def seed_list(text: str) -> list[int]:
+    """An argparse type: seeds as a list and ranges, e.g. 0-9 or 0,3,5-7."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = seed(first), seed(last if dash else first)
+        if high < low:
+            raise argparse.ArgumentTypeError(f"a range goes from low to high, got {part!r}")
+        if high - low >= 1000:
+            raise argparse.ArgumentTypeError(f"at most 1000 seeds in a range, got {part!r}")
+        found += range(low, high + 1)
+    return list(dict.fromkeys(found))
 
 
 def progress(items: Iterable[T], **options: object) -> Iterable[T]:

@@ -31,6 +31,9 @@ EARLY_EXIT = {
     "sweep": Command("choose the tolerance for an accuracy or a budget", "linattn_lab.early_exit.commands.sweep"),
     "report": Command("train, measure and write one page of results", "linattn_lab.early_exit.commands.report"),
     "predict": Command("classify image files: class, exit, confidence", "linattn_lab.early_exit.commands.predict"),
+    "seeds": Command(
+        "train anew with several seeds and threads; bars and intervals", "linattn_lab.early_exit.commands.seeds"
+    ),
 }
 EARLY_EXIT_EXAMPLES = """examples:
   linattn lab early-exit train                     # shapes in noise; writes early-exit

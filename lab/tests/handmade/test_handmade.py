@@ -12,6 +12,8 @@ from linattn_lab import handmade
 from linattn_lab.handmade import DESIGNS, TorchHead, Weights, single_head
 from linattn_lab.handmade.attentions import attentions, try_attention
 from linattn_lab.handmade.comparison import compare, explain
+from linattn_lab.handmade.luck import MARKS, Luck
+from linattn_lab.handmade.many import errors, head_of, learn_many, padded, stack
 
 SIZES = {"identity": 1092, "first": 120, "unique": 120, "reverse": 1092, "previous": 1092, "histogram": 1092}
 
@@ -104,6 +106,55 @@ def test_learning_depends_on_the_seed_alone():
     assert not torch.equal(runs[0], runs[2])
 
 
+@pytest.mark.parametrize("name", ["unique", "reverse"])
+def test_heads_learned_side_by_side_are_those_learned_alone(name):
+    design = DESIGNS[name]
+    together = learn_many(design, seeds=[3, 5], steps=200)
+    alone = handmade.learn(design, seed=5, steps=200)
+    for own, other in zip(together[1].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["identity", "unique", "reverse"])
+def test_padding_does_not_change_the_error(name):
+    design = DESIGNS[name]
+    heads = [TorchHead.random(design.weights(), seed) for seed in (0, 1)]
+    found = errors(stack(heads), *padded(design)).mean(1)
+    expected = [handmade.mean_squared_error(design, head) for head in heads]
+    assert found.tolist() == pytest.approx(expected, rel=1e-10)
+    assert handmade.mean_squared_error(design, head_of(stack(heads), 1)) == pytest.approx(expected[1], rel=1e-12)
+
+
+def test_the_robust_recipe_learns_what_the_course_s_recipe_does_not():
+    """With seed 105 SGD is caught in a local minimum of `unique`."""
+    design = DESIGNS["unique"]
+    assert handmade.mean_squared_error(design, learn_many(design, seeds=[105])[0]) > MARKS["unique"]
+    assert handmade.mean_squared_error(design, handmade.learn_robust(design, seed=105)) <= MARKS["unique"]
+
+
+def test_luck_is_counted_with_an_interval():
+    luck = Luck("course", "unique", {0: 0.01, 1: 0.5, 2: 0.06, 3: 0.07})
+    assert luck.reached == [True, False, True, False]
+    reached = luck.figures()["course|unique|seeds that reach it"]
+    assert reached.value == 2
+    assert reached.low == pytest.approx(4 * 0.06758599, rel=1e-6)  # Clopper and Pearson, 2 of 4
+    median = luck.figures()["course|unique|median error"]
+    assert (median.low, median.value, median.high) == (0.01, pytest.approx(0.065), 0.5)
+
+
+def test_the_command_shows_the_luck_of_seeds(tmp_path, capsys):
+    files = ["--json", str(tmp_path / "l.json"), "--figures", str(tmp_path / "f.json")]
+    assert main(["lab", "handmade", "first", "--seeds", "0-1,4", "--steps", "5", *files]) == 0
+    said = capsys.readouterr().out
+    assert "recipe course" in said
+    assert "recipe robust" in said
+    assert "seed 4" in said
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert figures["robust|first|seeds that reach it"]["seeds"] == [0, 1, 4]
+    course, robust = json.loads((tmp_path / "l.json").read_text())
+    assert (course["recipe"], robust["recipe"], list(course["errors"])) == ("course", "robust", ["0", "1", "4"])
+
+
 def test_which_attentions_keep_the_designs_and_which_break_them():
     def outcomes(name, *kinds):
         tried = attentions(DESIGNS[name].weights().Km.shape[1])
@@ -182,6 +233,8 @@ def test_the_command_draws_a_users_sequence(tmp_path, capsys):
         (["identity", "--sequence", ""], "takes 1 to 6 letters"),
         (["--sequence", "AB"], "go with a task"),
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--seeds", "5-2"], "from low to high"),
+        (["--figures", "f.json"], "--figures goes with --seeds"),
     ],
 )
 def test_mistakes_get_one_sentence(words, said, capfd):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..images.resnet import ResNet18
 from .backbones import resnet_exits
+from .rules import Rule, rule_at
 from .wrapper import EarlyExit
 
 CONVENTION = (
@@ -37,10 +38,21 @@ class ExitCosts:
     Attributes:
         exits: of leaving at each exit, with all heads on the way.
         full: of the network without exits: all stages and the last head.
+        heads: of each head alone.
     """
 
     exits: tuple[int, ...]
     full: int
+    heads: tuple[int, ...] = ()
+
+    def under(self, rule: Rule) -> "ExitCosts":
+        """The same without the heads that the rule leaves out."""
+        saved, exits = 0, []
+        for number, cost in enumerate(self.exits):
+            if number + 1 < len(self.exits) and rule_at(rule, number) is None:
+                saved += self.heads[number]
+            exits.append(cost - saved)
+        return replace(self, exits=tuple(exits))
 
     def mean(self, exits: Tensor) -> float:
         """MACs per example of those that took these exits."""
@@ -51,14 +63,15 @@ def exit_costs(model: EarlyExit, example: Tensor) -> ExitCosts:
     """Counts one example, (1, ...)."""
     # In float64, linear attention takes torch's products, which the counter knows, in place of the native engine's.
     model, x = copy.deepcopy(model).double().eval(), example.double()
-    stages, found = 0, []
+    stages, found, each = 0, [], []
     heads = 0
     for stage, head in zip(model.stages, model.heads, strict=True):
         own, x = macs(stage, x)
         last, _ = macs(head, x)
         stages, heads = stages + own, heads + last
         found.append(stages + heads)
-    return ExitCosts(tuple(found), stages + last)
+        each.append(last)
+    return ExitCosts(tuple(found), stages + last, tuple(each))
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ from ..images.datasets import Part
 from ..images.training import scores
 from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
-from .rules import RULES, Rule, decide, name_of
+from .rules import RULES, Rule, decide, name_of, words_of
 from .sweep import Point, all_logits, choose, point, sweep
+from .thresholds import choose_together
 from .training import TRANSFORMER, Bench, Split
 from .wrapper import EarlyExit
 
 TIMED = {1: 200, 128: 512}  # size of a batch -> images that are timed
 DEPTHS, REFERENCES = 1000, 2000  # images whose prediction depth is measured, and among which
+TRANSFORMER_GIVE_UP = 0.005  # accuracy that its single tolerance may lose on the validation images
 PER_RULE = 4  # tolerances of each rule that are timed
 WITH_EXITS, ALL_LAYERS = "transformer, early exit", "transformer, all layers"  # what is timed of it
 
@@ -159,13 +161,13 @@ def make_study(
     parts = bench.parts
     model = bench.exits(width, layout, weights)
     networks = {own: bench.static(own) for own in sorted({width, *narrower})}
-    plain = accuracy_of(scores(networks[width], parts.validation.images), parts.validation)
-    found, floor = curve(model, parts, give_up, plain)
+    plain = scores(networks[width], parts.validation.images).argmax(-1) == parts.validation.labels
+    found, floor = curve_together(model, parts, give_up, plain)
     contestants = contestants_of(model, found, networks)
     sequences: Curve | None = None
     if transformer_steps:
         transformer = bench.transformer(transformer_steps)
-        sequences, _ = curve(transformer, parts, give_up)
+        sequences = curve(transformer, parts, TRANSFORMER_GIVE_UP)
         contestants |= {ALL_LAYERS: transformer.full, WITH_EXITS: _predicting(transformer, sequences.chosen.rule)}
     study = Study(
         parts.test,
@@ -181,23 +183,35 @@ def make_study(
     return study
 
 
-def curve(model: EarlyExit, parts: Split, give_up: float, reference: float = 0.0) -> tuple[Curve, float]:
-    """Chooses a rule on the validation images and judges all of them on the test images; also returns the floor.
-
-    Args:
-        give_up: accuracy that may be lost on the validation images against the better of the last exit and
-            `reference`, the validation accuracy of another network.
-    """
+def curve(model: EarlyExit, parts: Split, give_up: float) -> Curve:
+    """Chooses one rule and tolerance for all exits on the validation images: the cheapest that loses at most `give_up`."""
     costs = exit_costs(model, parts.test.images[:1])
     known = all_logits(model, parts.validation.images)
     tried = sweep(known, parts.validation.labels, costs)
-    floor = max(accuracy_of(known[-1], parts.validation), reference) - give_up
-    floor = min(floor, max(p.accuracy for p in tried))  # the other network may be out of reach
-    rule = choose(tried, floor=floor).rule
+    return _judged(model, parts, costs, choose(tried, floor=accuracy_of(known[-1], parts.validation) - give_up).rule)
+
+
+def curve_together(model: EarlyExit, parts: Split, give_up: float, other: Tensor) -> tuple[Curve, float]:
+    """Chooses the tolerances of all exits together; also returns the accuracy that they must have on validation images.
+
+    Args:
+        give_up: accuracy that may be lost, with confidence, against the better of the last exit and another network.
+        other: (n,) bool, the validation images on which that one is right.
+    """
+    costs = exit_costs(model, parts.test.images[:1])
+    known, labels = all_logits(model, parts.validation.images), parts.validation.labels
+    right = max(known[-1].argmax(-1) == labels, other, key=lambda own: int(own.sum()))
+    rule = choose_together(known, labels, costs, right, allowed=give_up).rule
+    return _judged(model, parts, costs, rule), float(right.double().mean()) - give_up
+
+
+def _judged(model: EarlyExit, parts: Split, costs: ExitCosts, rule: Rule) -> Curve:
+    """Everything on the test images."""
     logits, labels = all_logits(model, parts.test.images), parts.test.labels
     chosen = point(logits, labels, costs, rule)
     points = sweep(logits, labels, costs)
-    return Curve(logits, costs, points, chosen, decide(logits, rule), accuracy_of(logits[-1], parts.test)), floor
+    full = accuracy_of(logits[-1], parts.test)
+    return Curve(logits, costs.under(rule), points, chosen, decide(logits, rule), full)
 
 
 def static(model: nn.Module, width: int, test: Part) -> Static:
@@ -243,7 +257,7 @@ def timed_points(points: Sequence[Point]) -> list[Point]:
 
 
 def point_name(p: Point) -> str:
-    return f"{name_of(p.rule)} {p.rule.tolerance:g}"
+    return words_of(p.rule)
 
 
 def static_name(width: int) -> str:

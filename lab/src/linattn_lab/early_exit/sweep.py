@@ -66,7 +66,9 @@ def point(logits: Tensor, labels: Tensor, costs: ExitCosts, rule: Rule) -> Point
     exits = decide(logits, rule)
     classes = logits.argmax(-1).gather(0, exits[None])[0]
     shares = torch.bincount(exits, minlength=len(logits)).double() / len(exits)
-    return Point(rule, float((classes == labels).double().mean()), costs.mean(exits), tuple(shares.tolist()))
+    return Point(
+        rule, float((classes == labels).double().mean()), costs.under(rule).mean(exits), tuple(shares.tolist())
+    )
 
 
 def sweep(logits: Tensor, labels: Tensor, costs: ExitCosts, rules: Iterable[str] = tuple(RULES)) -> list[Point]:

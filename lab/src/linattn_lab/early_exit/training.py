@@ -17,16 +17,18 @@ from ..images.datasets import ImageSet, Part, load
 from ..images.resnet import ResNet18
 from ..images.shapes import SHAPE_CLASSES, generate
 from ..training.config import TrainConfig
+from ..training.muon import Muon
+from . import distill
 from .backbones import LAYERS, new_resnet_exits, transformer_exits
-from .rules import Rule, make_rule, name_of
+from .rules import PerExit, Rule, make_rule, name_of
 from .wrapper import EarlyExit, weighted_loss
 
 DEFAULTS = TrainConfig(
-    steps=900, batch_size=64, lr=3e-3, warmup=100, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=425
+    steps=300, batch_size=64, lr=1e-2, warmup=30, final_lr=0.01, weight_decay=0.05, clip=5.0, validate_every=150
 )
 WEIGHTS = (1.0, 0.3, 0.3, 0.3)  # of the exits, first to last
 # A transformer takes longer to find the shapes in the noise, and bears a lower rate.
-TRANSFORMER = replace(DEFAULTS, steps=2000, lr=2e-3, warmup=200, validate_every=500)
+TRANSFORMER = replace(DEFAULTS, steps=2000, lr=2e-3, warmup=200, validate_every=500)  # by AdamW
 CHOICE = "choice.json"
 WATCHED = 500  # at most so many training images only serve to watch the loss
 
@@ -97,10 +99,11 @@ def obtain(
     *,
     loss: images_training.Loss = images_training.cross_entropy,
     about: dict[str, Any] | None = None,
+    muon: bool = False,
     show: bool = True,
 ) -> nn.Module:
     """The model of a folder if it was trained this way, else one that is trained now."""
-    about = (about or {}) | {"train": len(data), "config": asdict(config)}
+    about = (about or {}) | {"train": len(data), "config": asdict(config), "optimizer": "muon" if muon else "adamw"}
     if (folder / images_training.SETTINGS).is_file():
         model, found = images_training.load_model(folder, make)
         there, asked = {**found, **_settings(model)}, {**json.loads(json.dumps(about)), **settings}
@@ -116,7 +119,18 @@ def obtain(
         model = make(**settings)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         watched = min(WATCHED, len(data) // 10)
-        images_training.train(model, data, config, folder, loss=loss, validation=watched, about=about, show=show)
+        optimizer = Muon(model, config.lr, config.weight_decay) if muon else None
+        images_training.train(
+            model,
+            data,
+            config,
+            folder,
+            loss=loss,
+            validation=watched,
+            about=about,
+            optimizer=optimizer,
+            show=show,
+        )
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.eval()
 
@@ -129,18 +143,38 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 class Bench:
     """The networks of one study, each trained or loaded when it is asked for."""
 
-    def __init__(self, folder: Path, pictures: Pictures, config: TrainConfig, *, show: bool = True):
-        self.folder, self.config, self.show = folder, config, show
-        self.parts = pictures.split()
+    def __init__(
+        self,
+        folder: Path,
+        pictures: Pictures,
+        config: TrainConfig,
+        *,
+        distill_steps: int = distill.DEFAULTS.steps,
+        parts: Split | None = None,
+        show: bool = True,
+    ):
+        self.folder, self.config, self.show, self.distill_steps = folder, config, show, distill_steps
+        self.parts = parts or pictures.split()
         self.about = {"pictures": asdict(pictures), "classes": list(self.parts.classes)}
         _, self.channels, _, self.side = self.parts.train.images.shape
 
+    def recipe(self) -> dict[str, Any]:
+        """Everything that the training depends on, but for the network itself."""
+        return self.about | {"config": asdict(self.config), "distill_steps": self.distill_steps}
+
     def exits(self, width: int, layout: str = "conv", weights: Sequence[float] = WEIGHTS) -> EarlyExit:
-        """A ResNet with exits."""
+        """A ResNet with exits, all trained together; then, unless it has no steps, the last one teaches the first."""
         settings = self._resnet(width) | {"side": self.side, "layout": layout}
-        model = self._obtain("exits", new_resnet_exits, settings, weights)
+        name = "joint" if self.distill_steps else "exits"
+        model = self._obtain(name, new_resnet_exits, settings, weights)
         assert isinstance(model, EarlyExit)
-        return model
+        if not self.distill_steps:
+            return model
+        about = self.about | settings | {"weights": list(weights), "train": len(self.parts.train)}
+        about |= {"config": asdict(self.config)}
+        steps = self.distill_steps
+        config = replace(distill.DEFAULTS, steps=steps, warmup=max(1, steps // 10), seed=self.config.seed)
+        return distill.distilled(model, self.folder / "exits", self.parts.train, config, about=about, show=self.show)
 
     def static(self, width: int) -> nn.Module:
         """A ResNet without exits."""
@@ -182,6 +216,7 @@ class Bench:
             config or self.config,
             loss=loss,
             about=about,
+            muon=config is None,
             show=self.show,
         )
 
@@ -207,4 +242,6 @@ def read_choice(folder: Path) -> Rule:
         )
     with parsing(path):
         found = json.loads(path.read_text())
+        if found["rule"] == name_of(PerExit(())):
+            return PerExit(tuple(None if own is None else float(own) for own in found["tolerance"]))
         return make_rule(found["rule"], found["tolerance"])

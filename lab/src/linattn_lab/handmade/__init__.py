@@ -2,6 +2,7 @@
 
 from .designs import DESIGNS, Design
 from .numpy_head import Trace, Weights, single_head
+from .robust import learn_robust
 from .selectors import Selector, aggregate, by_content, by_mirror, by_position
 from .torch_head import TorchHead
 from .training import count_exact, learn, mean_squared_error
@@ -19,6 +20,7 @@ __all__ = [
     "by_position",
     "count_exact",
     "learn",
+    "learn_robust",
     "mean_squared_error",
     "single_head",
 ]

@@ -43,6 +43,7 @@ def train(
     validation: int = 1000,
     augment: bool = False,
     about: dict[str, Any] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     show: bool = True,
 ) -> dict[str, list[tuple[int, float]]]:
     """Trains the model in place and returns the losses; with a folder also writes checkpoints and the finished model.
@@ -52,6 +53,7 @@ def train(
         validation: how many of the images are kept out to watch the loss on.
         augment: moves images by up to 2 pixels and mirrors half of them.
         about: goes into the folder's JSON, for `load_model`.
+        optimizer: of the model's parameters; by default AdamW.
     """
     if not 0 <= validation < len(data):
         raise ValueError(f"validation must leave some of the {len(data)} pictures to train on, got {validation}.")
@@ -63,7 +65,9 @@ def train(
             images = moved(images)
         return loss(network, images, labels), float(len(places))
 
-    trainer = Trainer(model, batch_loss, order[validation:], order[:validation], config, folder, about=about)
+    trainer = Trainer(
+        model, batch_loss, order[validation:], order[:validation], config, folder, about=about, optimizer=optimizer
+    )
     with nullcontext() if folder is None else training_lock(folder):
         history = trainer.run(show=show)
         model.eval()

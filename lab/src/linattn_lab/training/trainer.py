@@ -44,6 +44,7 @@ class Trainer:
             the same ones whenever it is asked; by default `batches`.
         about: what is needed to make the model again; goes into the files beside the weights.
         sample: text shown in TensorBoard at each validation.
+        optimizer: of the model's parameters; by default AdamW with the settings of `config`.
         sequence: processes that share each sequence. `loss` then runs under linattn.parallel.sequence_parallel, cuts its
             tokens with linattn.parallel.shard, and returns the sum and the number of its own.
     """
@@ -62,6 +63,7 @@ class Trainer:
         about: dict[str, Any] | None = None,
         sample: Callable[[nn.Module], str] | None = None,
         sequence: int = 1,
+        optimizer: torch.optim.Optimizer | None = None,
     ):
         if len(train) == 0:
             raise ValueError("there are no examples to train on.")
@@ -81,7 +83,7 @@ class Trainer:
         matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
         others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr)
+        self.optimizer = optimizer or torch.optim.AdamW(groups, lr=config.lr)
         self.step, self.history = 0, {"train": [], "validation": []}  # type: int, dict[str, list[tuple[int, float]]]
         self.best, self.since_best = math.inf, 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ...commandline import real, whole
 from ...training.config import add_flags, config_from
 from ..backbones import LAYOUTS
+from ..distill import DEFAULTS as DISTILL
 from ..training import DEFAULTS, WEIGHTS, Bench, Pictures
 
 
@@ -19,8 +20,8 @@ def add_give_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--give-up",
         type=real(0, most=1),
-        default=0.005,
-        help="accuracy that may be lost on the validation pictures (default %(default)s)",
+        default=0.01,
+        help="accuracy that may be lost, as the validation pictures show with 90 %% confidence (default %(default)s)",
     )
 
 
@@ -57,11 +58,22 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="of the exits' losses, first to last",
     )
+    parser.add_argument(
+        "--distill-steps",
+        type=whole(0),
+        default=DISTILL.steps,
+        help="steps in which the last exit teaches the first ones; 0 leaves it out (default %(default)s)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_flags(parser, DEFAULTS)
 
 
+def pictures_from(args: argparse.Namespace) -> Pictures:
+    return Pictures(args.data, args.train, args.test, args.validation, args.noise, args.side)
+
+
 def bench_from(args: argparse.Namespace) -> Bench:
     """The networks of the folder, trained as the options say."""
-    pictures = Pictures(args.data, args.train, args.test, args.validation, args.noise, args.side)
-    return Bench(args.folder, pictures, config_from(args), show=not args.quiet)
+    return Bench(
+        args.folder, pictures_from(args), config_from(args), distill_steps=args.distill_steps, show=not args.quiet
+    )

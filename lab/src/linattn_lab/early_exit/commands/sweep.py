@@ -7,7 +7,8 @@ from .options import add_folder, add_give_up
 
 HELP = """
 Sweeps the tolerances of all rules over the validation images of a trained network, chooses one for an accuracy floor
-or a budget of MACs, and keeps the choice beside the network for `predict`.
+or a budget of MACs, and keeps the choice beside the network for `predict`. Without a floor or a budget the tolerances of
+all exits are chosen together: the cheapest that lose no more than --give-up against the last exit.
 
 examples:
   linattn lab early-exit sweep
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_folder(parser)
     add_give_up(parser)
     goal = parser.add_mutually_exclusive_group()
-    goal.add_argument("--floor", type=real(0), help="least accuracy (default: the last exit's, less --give-up)")
+    goal.add_argument("--floor", type=real(0), help="least accuracy")
     goal.add_argument("--budget", type=real(above=0), help="most MACs per picture, on average")
     add_output(parser, "--json", "write the figures for machines")
 
@@ -29,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     require("safetensors")
     from ..macs import CONVENTION, exit_costs
-    from ..study import accuracy_of, point_name
+    from ..study import point_name
     from ..sweep import all_logits, choose, point, sweep
+    from ..thresholds import choose_together
     from ..training import load_exits, write_choice
 
     model, pictures, _ = load_exits(args.folder)
@@ -38,10 +40,13 @@ def run(args: argparse.Namespace) -> int:
     costs = exit_costs(model, parts.validation.images[:1])
     known = all_logits(model, parts.validation.images)
     points = sweep(known, parts.validation.labels, costs)
-    floor = args.floor
-    if floor is None and args.budget is None:
-        floor = accuracy_of(known[-1], parts.validation) - args.give_up
-    chosen = choose(points, floor=floor, budget=args.budget)
+    labels = parts.validation.labels
+    if args.floor is None and args.budget is None:
+        rule = choose_together(known, labels, costs, known[-1].argmax(-1) == labels, allowed=args.give_up).rule
+        chosen, goal = point(known, labels, costs, rule), f"a loss of at most {args.give_up:g}"
+    else:
+        chosen = choose(points, floor=args.floor, budget=args.budget)
+        goal = f"an accuracy of {args.floor:.4f}" if args.floor is not None else f"{args.budget:.4g} MACs"
     exits = [f"exit {number + 1}" for number in range(len(known))]
     rows = [["validation pictures", "accuracy", "MACs", "fewer", *exits]]
     for p in points:
@@ -52,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     print(table(rows, " " + "r" * len(rows[0])))
     judged = point(all_logits(model, parts.test.images), parts.test.labels, costs, chosen.rule)
     print(f"\n{CONVENTION}")
-    goal = f"an accuracy of {floor:.4f}" if floor is not None else f"{args.budget:.4g} MACs"
     print(
         f"chosen for {goal}: {point_name(chosen)}; on test pictures accuracy {judged.accuracy:.4f}, "
         f"{costs.full / judged.macs:.2f} times fewer MACs than without exits"
