@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HELP = """
 Does what `train` does with 30 people of the ORL faces, and looks at the other 10: the rate of false accepts (FAR) and of
 right ones (VAL) at the threshold that was chosen for --far, and the pairwise F1 of clusters at the cut that was chosen.
-Four folds, so that everyone is unseen once, and several seeds. About 6 minutes of one core for each seed; what is in
+Four folds, so that everyone is unseen once, and several seeds. About 5 minutes of one core for each seed; what is in
 --folder already is not trained again.
 
 FAR of a fold hangs on few people: 10 people make 45 pairs of people, and one pair that looks alike may double it.
