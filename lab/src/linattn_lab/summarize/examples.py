@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..training.config import TrainConfig
+from .kinds import marked
 from .long_documents import Example
 from .model import END, PAD, START, Seq2Seq, padded
 from .pairs import Pair
@@ -24,7 +25,8 @@ DEFAULTS = TrainConfig(
 
 
 def examples(pairs: Sequence[Pair], tokens: Tokens, longest: int) -> list[Example]:
-    documents = tokens.encode_many([pair.document for pair in pairs])
+    """The tokens of each pair, at most `longest` of the document, its mark included."""
+    documents = tokens.encode_many([marked(pair.document, pair.kind) for pair in pairs])
     summaries = tokens.encode_many([pair.summary for pair in pairs])
     return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True) if d and s]
 
