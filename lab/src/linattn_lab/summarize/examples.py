@@ -13,6 +13,7 @@ from .pairs import Pair
 from .tokenizer import Tokens
 
 LONGEST_SUMMARY = 32
+LONGEST_TOKEN = 12  # characters: a text of long words alone would have fewer tokens than asked for
 DEFAULTS = TrainConfig(
     steps=3000,
     batch_size=32,
@@ -26,9 +27,10 @@ DEFAULTS = TrainConfig(
 
 def examples(pairs: Sequence[Pair], tokens: Tokens, longest: int) -> list[Example]:
     """The tokens of each pair, at most `longest` of the document, its mark included."""
-    documents = tokens.encode_many([marked(pair.document, pair.kind) for pair in pairs])
+    beyond = LONGEST_TOKEN * longest  # characters that are not read: what nobody reads need not be split into tokens
+    documents = tokens.encode_many([marked(pair.document, pair.kind)[:beyond] for pair in pairs])
     summaries = tokens.encode_many([pair.summary for pair in pairs])
-    return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True) if d and s]
+    return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True)]
 
 
 def paragraph(tokens: Tokens) -> list[int]:

@@ -66,7 +66,7 @@ def gather(
     if "docstrings" in kinds or "readmes" in kinds:
         found = wheel_pairs(projects(), index, fetched / "wheels", progress)
         pairs |= {kind: unique(found[kind]) for kind in ("docstrings", "readmes") if kind in kinds}
-    for kind in pairs:
+    for kind in sorted(pairs, key=lambda kind: len(pairs[kind])):  # the rarest has the first choice of new sources
         if kind != "packages":
             few = one_first_paragraph(at_most(pairs[kind], LARGEST_SOURCE))
             splits[kind] = split_by_source(few, *sizes[kind], seed, sides)

@@ -119,12 +119,13 @@ def train(args: argparse.Namespace) -> None:
     config = config_from(args)
     folder: Path = args.data or data_folder()
     pairs = {part: read_split(folder, part) for part in ("train", "validation")}
-    if args.shares:
-        places = mixture([pair.kind for pair in pairs["train"]], dict(args.shares), config.seed)
-        pairs["train"] = [pairs["train"][place] for place in places]
     tokens = Tokens.load(folder / "tokens.json")
     long = {"share": args.lengthen, "longest": args.lengthen_to, "between": paragraph(tokens), "seed": config.seed}
-    learnt, validation = (lengthened(examples(part, tokens, args.longest), **long) for part in pairs.values())
+    learnt, validation = (examples(part, tokens, args.longest) for part in pairs.values())
+    if args.shares:
+        places = mixture([pair.kind for pair in pairs["train"]], dict(args.shares), config.seed)
+        learnt = [learnt[place] for place in places]
+    learnt, validation = (lengthened(part, **long) for part in (learnt, validation))
     torch.manual_seed(config.seed)
     if args.start is not None:
         start = Summarizer.load(args.start, args.kernel)
@@ -136,7 +137,7 @@ def train(args: argparse.Namespace) -> None:
         if not (args.out / "checkpoint.safetensors").exists():
             initialise(model, learnt, config.seed)
     about = {"model": dataclasses.asdict(model.config), "longest": args.longest, "pairs": len(learnt)}
-    kinds = sorted({pair.kind for pair in pairs["train"]} - {""})
+    kinds = sorted(dict(args.shares) if args.shares else {pair.kind for pair in pairs["train"]} - {""})
     about |= {"kinds": kinds} if kinds else {}
     about |= {"shares": dict(args.shares)} if args.shares else {}
     about |= {"lengthen": args.lengthen, "lengthen_to": args.lengthen_to} if args.lengthen else {}
