@@ -117,9 +117,7 @@ MIT
 def test_a_manual_page_is_its_description_and_its_name_line():
     document, summary = page_pair(MAN)
     assert summary == 'turn frobs into "bars"'
-    assert document == (
-        "frob reads file, and writes each frob (-x for all) as a bar.\n\nSee bar(1) for what a bar is."
-    )
+    assert document == ("frob reads file, and writes each frob (-x for all) as a bar.\n\nSee bar(1) for what a bar is.")
     document, summary = page_pair(MDOC)
     assert summary == "turn frobs into bars"
     assert document == (
@@ -144,7 +142,9 @@ def test_a_docstring_is_what_follows_its_first_line():
     found = docstring_pair(f"Turn all frobs into bars.\n\n    {rest}    Args:\n        x: a frob.\n")
     assert found == (rest.strip(), "Turn all frobs into bars")
     assert docstring_pair(f"Turn all frobs\ninto bars.\n\n{rest}") is None  # the first line does not stand alone
-    assert docstring_pair("Turn all frobs into bars.\n\nArgs:\n    x: a frob that is turned, whatever it may be.") is None
+    assert (
+        docstring_pair("Turn all frobs into bars.\n\nArgs:\n    x: a frob that is turned, whatever it may be.") is None
+    )
     assert docstring_pair(f"x = frob(y[0], **z)\n\n{rest}") is None
 
 

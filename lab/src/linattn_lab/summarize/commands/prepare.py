@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{kind}: {left} siblings and repetitions were left out", end="")
     print(f"\nvocabulary: {tokens.size} tokens\nwrote {args.out}")
     if args.json:
-        write_json(args.json, figures["all"] if args.files else figures)
+        write_json(args.json, figures if len(figures) > 1 else next(iter(figures.values())))
         print(f"wrote {args.json}")
     return 0
 
