@@ -15,7 +15,7 @@ from linattn_lab.data import Package, manuals, projects
 from linattn_lab.summarize import kinds
 from linattn_lab.summarize.documents import read_document
 from linattn_lab.summarize.manual_pages import page_pair
-from linattn_lab.summarize.manual_sources import RICH, manual_packages
+from linattn_lab.summarize.manual_sources import manual_packages, rich_packages
 from linattn_lab.summarize.markup import looks_marked, plain_text
 from linattn_lab.summarize.mixture import mixture
 from linattn_lab.summarize.pairs import read_folder
@@ -184,7 +184,7 @@ def test_small_packages_of_validation_and_test_are_all_taken():
     assert len(found) == 1 + 100 + 1000
     assert not {"big", "lib"} & set(found)
     assert found == manual_packages(index, sides)
-    assert len(RICH) == len(set(RICH))
+    assert len(rich_packages()) == len(set(rich_packages()))
 
 
 def test_projects_are_named_once_and_held_out_ones_are_not_among_them():

@@ -125,36 +125,37 @@ def sections(page: str) -> dict[str, str]:
     for raw in re.sub(r"\\\n", " ", page).splitlines():
         macro, rest = _macro(raw)
         if until:
-            if macro == until:
-                until = ""
-            continue
-        if macro in ("SH", "Sh"):
+            until = "" if macro == until else until
+        elif macro in ("SH", "Sh"):
             lines = found.setdefault(" ".join(_arguments(rest)).upper(), [])
         elif macro in LITERAL:
             until = LITERAL[macro]
             lines.append("")
-        elif macro == "Nm":
-            words = _arguments(rest)
-            if words and words[0] not in (",", "."):
-                name = name or words[0]
-            lines.append(_mdoc(words, name) if words and words[0] not in (",", ".") else name + "".join(words))
-        elif macro == "Nd":
-            lines.append("- " + " ".join(_arguments(rest)))
-        elif macro == "Xr":
-            words = _arguments(rest)
-            lines.append(f"{words[0]}({words[1]})" + "".join(words[2:3]) if len(words) > 1 else " ".join(words))
-        elif macro in BREAKS:
-            lines.append("")
-        elif macro in ITEMS:
-            lines.append("\n" + (_mdoc(_arguments(rest), name) if macro == "It" else _tag(macro, rest)))
-        elif macro in FONTS:
-            words = _arguments(rest)
-            lines.append(("" if macro in ALTERNATING else " ").join(words))
-        elif macro in MDOC or macro in QUOTES or macro in ("Fl", "Fn"):
-            lines.append(_mdoc([macro, *_arguments(rest)], name))
         elif not macro:
             lines.append(unescape(raw))
+        else:
+            words = _arguments(rest)
+            if macro == "Nm":
+                name = name or next((word for word in words if word not in (",", ".")), "")
+            lines += _lines(macro, words, name)
     return {heading: _paragraphs(part) for heading, part in found.items()}
+
+
+def _lines(macro: str, words: list[str], name: str) -> list[str]:
+    """What a macro and its arguments say: a line, or none. name: what .Nm stands for."""
+    if macro == "Nm":
+        return [_mdoc(words, name) if words and words[0] not in (",", ".") else name + "".join(words)]
+    if macro == "Nd":
+        return ["- " + " ".join(words)]
+    if macro == "Xr":
+        return [f"{words[0]}({words[1]})" + "".join(words[2:3]) if len(words) > 1 else " ".join(words)]
+    if macro in BREAKS:
+        return [""]
+    if macro in ITEMS:
+        return ["\n" + (_mdoc(words, name) if macro == "It" else _tag(macro, words))]
+    if macro in FONTS:
+        return [("" if macro in ALTERNATING else " ").join(words)]
+    return [_mdoc([macro, *words], name)] if macro in MDOC or macro in QUOTES or macro in ("Fl", "Fn") else []
 
 
 def unescape(line: str) -> str:
@@ -186,9 +187,8 @@ def _arguments(rest: str) -> list[str]:
     return [unescape(word) for word in words]
 
 
-def _tag(macro: str, rest: str) -> str:
-    words = _arguments(rest) if macro == "IP" else []
-    return f"{words[0]} " if words and words[0] not in ("*", "o", "-", "") else ""
+def _tag(macro: str, words: list[str]) -> str:
+    return f"{words[0]} " if macro == "IP" and words and words[0] not in ("*", "o", "-", "") else ""
 
 
 def _mdoc(words: Iterable[str], name: str) -> str:
