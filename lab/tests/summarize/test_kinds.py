@@ -74,6 +74,9 @@ README = """\
 <!-- hidden -->
 [![build](https://x/y.svg)](https://x) :rocket:
 
+[English](a.md) \u2022 [Deutsch](b.md)
+\u2022 [more](c.md)
+
 **Frob** turns `frobs` into *bars*, see [the docs](https://x/(y)) or https://x/z.
 
 ## Installation

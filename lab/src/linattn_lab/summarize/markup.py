@@ -34,6 +34,8 @@ PATTERNS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"(?<=\w)_(?=[\s.,;:)])"), ""),
     # Markdown: images, links, definitions, tables, code
     (re.compile(r"!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])"), ""),
+    # lines of nothing but links are for going elsewhere
+    (re.compile(r"^[ \t]*(?:[-*\u2022\u00b7|,]?[ \t]*\[[^\[\]]*\]\([^()]*\)[ \t]*[-\u2022\u00b7|,]?[ \t]*)+$", M), ""),
     (re.compile(r"\[([^\[\]]*)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])"), r"\1"),
     (re.compile(r"^[ \t]*\[[^\]]+\]:.*$", M), ""),
     (re.compile(r"^[ \t]*(?:\||\+[-=+]+\+|:?-+:?[ \t]*\|).*$", M), ""),

@@ -2,22 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-ESCAPES = [
-    (re.compile(r'\\["#].*'), ""),  # a comment
-    (re.compile(r"\\f(?:\[[^\]]*\]|\(..|.)"), ""),  # fonts
-    (re.compile(r"\\s(?:[-+]?\d+|\[[^\]]*\])"), ""),  # sizes
-    (re.compile(r"\\m\[[^\]]*\]|\\k.|\\[hvwXDlLZz]'[^']*'"), ""),  # colours and moves
-    (re.compile(r"\\\*\[[^\]]*\]|\\\*\(..|\\\*."), lambda found: STRINGS.get(found.group()[2:].strip("[]("), "")),
-    (re.compile(r"\\\[u([0-9A-Fa-f]{4,5})\]"), lambda found: chr(int(found.group(1), 16))),
-    (re.compile(r"\\\[([^\]]*)\]|\\\((..)"), lambda found: GLYPHS.get(found.group(1) or found.group(2), "")),
-    (re.compile(r"\\([-'`.])"), r"\1"),
-    (re.compile(r"\\[ ~0]"), " "),
-    (re.compile(r"\\e|\\\\"), "\0"),  # a backslash that is meant
-    (re.compile(r"\\[&|^/,:%!?{}ac]|\\$"), ""),
-    (re.compile(r"\0"), r"\\"),
-]
 GLYPHS = {
     "aq": "'",
     "dq": '"',
@@ -56,6 +42,20 @@ STRINGS = {
     "R": "(R)",
     "Tm": "(tm)",
 }
+ESCAPES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r'\\["#].*'), ""),  # a comment
+    (re.compile(r"\\f(?:\[[^\]]*\]|\(..|.)"), ""),  # fonts
+    (re.compile(r"\\s(?:[-+]?\d+|\[[^\]]*\])"), ""),  # sizes
+    (re.compile(r"\\m\[[^\]]*\]|\\k.|\\[hvwXDlLZz]'[^']*'"), ""),  # colours and moves
+    (re.compile(r"\\\*\[[^\]]*\]|\\\*\(..|\\\*."), lambda found: STRINGS.get(found.group()[2:].strip("[]("), "")),
+    (re.compile(r"\\\[u([0-9A-Fa-f]{4,5})\]"), lambda found: chr(int(found.group(1), 16))),
+    (re.compile(r"\\\[([^\]]*)\]|\\\((..)"), lambda found: GLYPHS.get(found.group(1) or found.group(2), "")),
+    (re.compile(r"\\([-'`.])"), r"\1"),
+    (re.compile(r"\\[ ~0]"), " "),
+    (re.compile(r"\\e|\\\\"), "\0"),  # a backslash that is meant
+    (re.compile(r"\\[&|^/,:%!?{}ac]|\\$"), ""),
+    (re.compile(r"\0"), r"\\"),
+]
 BREAKS = {"PP", "P", "LP", "sp", "HP", "Pp", "SS", "Ss", "RE", "RS", "El", "Bl", "Ed", "Bd"}
 ITEMS = {"TP", "IP", "It", "TQ"}
 FONTS = {"B", "I", "SM", "SB", "R", "BR", "RB", "BI", "IB", "IR", "RI", "CW", "UR", "MT"}
@@ -161,7 +161,7 @@ def _lines(macro: str, words: list[str], name: str) -> list[str]:
 def unescape(line: str) -> str:
     """A line without roff's escapes."""
     for pattern, put in ESCAPES:
-        line = pattern.sub(put, line)  # type: ignore[arg-type]
+        line = pattern.sub(put, line)
     return line
 
 
