@@ -16,7 +16,7 @@ from linattn_lab.summarize import kinds
 from linattn_lab.summarize.documents import read_document
 from linattn_lab.summarize.manual_pages import page_pair
 from linattn_lab.summarize.manual_sources import manual_packages, rich_packages
-from linattn_lab.summarize.markup import looks_marked, plain_text
+from linattn_lab.summarize.markup import LONGEST, looks_marked, plain_text
 from linattn_lab.summarize.mixture import mixture
 from linattn_lab.summarize.pairs import read_folder
 from linattn_lab.summarize.splits import first_paragraph
@@ -77,7 +77,10 @@ README = """\
 [English](a.md) \u2022 [Deutsch](b.md)
 \u2022 [more](c.md)
 
-**Frob** turns `frobs` into *bars*, see [the docs](https://x/(y)) or https://x/z.
+<b>English</b> |
+<a href="x">Deutsch</a> | <a href="y">more</a> | <a href="z">most</a>
+
+**Frob** turns `frobs` into *bars*, _fast_, as [Unix] does, see [the docs](https://x/(y)) or https://x/z.
 
 ## Installation
 
@@ -132,7 +135,7 @@ def test_a_manual_page_is_its_description_and_its_name_line():
 
 def test_markup_is_read_without_what_only_a_browser_shows():
     assert plain_text(README) == (
-        "frob\n\nFrob turns frobs into bars, see the docs or\n\nWhy?\n\nBecause bars & frobs differ."
+        "frob\n\nFrob turns frobs into bars, fast, as Unix does, see the docs or\n\nWhy?\n\nBecause bars & frobs differ."
     )
     assert plain_text(RST) == "frob\n\nFrob turns frobs into frob.Bar objects, see the docs:"
     assert looks_marked(README)
@@ -268,6 +271,8 @@ def test_documents_are_known_by_their_looks(tmp_path):
         "plain.txt": "packages",
     }
     assert found["frob.1.gz"].text.startswith("frob reads file")
+    (tmp_path / "long.md").write_text("# Title\n\n" + "word " * 2000)
+    assert len(read_document(tmp_path / "long.md").text) == LONGEST
     (tmp_path / "bad.gz").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"bad\.gz is no text"):
         read_document(tmp_path / "bad.gz")

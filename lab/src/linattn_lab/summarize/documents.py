@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .markup import looks_marked, plain_text, reflow
+from .markup import LONGEST, looks_marked, plain_text, reflow
 from .pairs import numbered_lines
 from .roff import sections
 
@@ -67,11 +67,14 @@ def read_document(path: Path) -> Document:
 
 
 def understood(text: str, path: Path) -> tuple[str, str]:
-    """The plain text, and its kind: a manual page's DESCRIPTION, a README, or a text like a package's description."""
+    """The plain text, and its kind: a manual page's DESCRIPTION, a README, or a text like a package's description.
+
+    Of the first two as much is read as in training; a plain text is read to its end.
+    """
     if PAGE.search(path.name) or re.search(r"^\.(?:TH|Dt) ", text, re.MULTILINE):
         described = sections(text).get("DESCRIPTION", "")
         if described:
-            return described, "manuals"
+            return described[:LONGEST], "manuals"
     if path.suffix.lower() in MARKED or looks_marked(text):
-        return plain_text(text), "readmes"
+        return plain_text(text)[:LONGEST], "readmes"
     return reflow(text), "packages"

@@ -2,9 +2,9 @@
 
 import re
 
+from .markup import LONGEST
 from .roff import sections
 
-LONGEST = 3000  # characters of a description: what it is about stands at its beginning
 FEWEST_WORDS = 10  # of a description; shorter ones say `see another page`
 DASH = re.compile(r"\s+(?:-{1,2}|\u2013|\u2014)\s+")
 OTHER = re.compile(r"^(?:this (?:man(?:ual)? )?page|manual page|documentation) (?:for|of|documents)\b", re.IGNORECASE)

@@ -3,6 +3,7 @@
 import html
 import re
 
+LONGEST = 3000  # characters of a README or a manual page: what it is about stands at its beginning
 M, S, I = re.MULTILINE, re.DOTALL, re.IGNORECASE
 # Sections that do not say what a project is, up to the next heading.
 ASIDE = re.compile(
@@ -31,6 +32,7 @@ PATTERNS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r":[\w:+-]+:`~?\.?([^`<]*?)(?:\s*<[^`>]*>)?`"), r"\1"),
     (re.compile(r"`([^`\n]+)`__?"), r"\1"),
     (re.compile(r"^[ \t]*(?:\|[\w .+-]+\|\s*)+$", M), ""),
+    (re.compile(r"(?<![\w`])_([^\s_](?:[^_\n]*[^\s_])?)_(?!\w)"), r"\1"),
     (re.compile(r"(?<=\w)_(?=[\s.,;:)])"), ""),
     # Markdown: images, links, definitions, tables, code
     (re.compile(r"!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])"), ""),
@@ -39,6 +41,9 @@ PATTERNS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\[([^\[\]]*)\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])"), r"\1"),
     (re.compile(r"^[ \t]*\[[^\]]+\]:.*$", M), ""),
     (re.compile(r"^[ \t]*(?:\||\+[-=+]+\+|:?-+:?[ \t]*\|).*$", M), ""),
+    # the languages of a README, or its pages, in a row
+    (re.compile(r"^[ \t]*[|\u2022\u00b7] .*$|^.* [|\u2022\u00b7][ \t]*$|^.*(?: [|\u2022\u00b7] .*){2,}$", M), ""),
+    (re.compile(r"(?<![\w\]!\\])\[([A-Za-z][\w .+-]*)\](?![(\[:])"), r"\1"),
     (re.compile(r"^(?:\$|>>>|%|pip3? install|conda install) .*$", M), ""),
     (re.compile(r"^[ \t]*>\s?(?:\[![A-Z]+\])?", M), ""),
     (re.compile(r"(\*\*|__|``|`)(?=\S)(.+?)(?<=\S)\1", S), r"\2"),

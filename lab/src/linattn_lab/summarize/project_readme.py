@@ -6,6 +6,7 @@ from importlib import metadata
 from ..data.cache import cache_folder
 from ..data.projects import fetch_wheels, find_wheels, normal_name
 from .documents import Document
+from .markup import LONGEST
 from .wheel_texts import metadata_readme, wheel_metadata
 
 
@@ -27,4 +28,4 @@ def read_project(name: str) -> Document:
     text = metadata_readme(data)
     if not text:
         raise ValueError(f"{name} has no README in its metadata.")
-    return Document(name, text, "readmes")
+    return Document(name, text[:LONGEST], "readmes")

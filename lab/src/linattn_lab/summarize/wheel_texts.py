@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from email.parser import BytesParser
 from pathlib import Path
 
-from .markup import plain_text
+from .markup import LONGEST, plain_text
 
-LONGEST = 3000  # characters of a document
 FEWEST_WORDS = 12  # of a document
 SECTION = re.compile(
     r"^\s*(?:(?:args?|arguments|parameters|params|returns?|yields?|raises?|examples?|notes?|attributes|see also|usage"
