@@ -2,14 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from linattn.cli import main
-from linattn_lab.summarize.baselines import NEAREST, ORACLE, after_verb, baselines
+from linattn_lab.summarize.baselines import LEAD, NEAREST, ORACLE, after_verb, baselines, first_full_sentence
+from linattn_lab.summarize.evaluation import MODEL
 from linattn_lab.summarize.long_documents import lengthened, lengthened_pairs
 from linattn_lab.summarize.pairs import Pair, read_folder, write_pairs
-from linattn_lab.summarize.rouge import rouge
+from linattn_lab.summarize.rouge import bootstrap, rouge
 from linattn_lab.summarize.sentences import inverse_frequency, lexrank, split_sentences, textrank
+from linattn_lab.summarize.summarizer import Summarizer
 
 
 def test_some_documents_are_lengthened_by_others():
@@ -48,6 +51,36 @@ def test_rouge_by_hand():
     assert rouge(["a b c", "x"], ["a b c", "y"]) == {"rouge1": 50, "rouge2": 50, "rougeL": 50}
     with pytest.raises(ValueError, match="a prediction for each reference"):
         rouge(["x"], [])
+
+
+def test_the_interval_of_a_mean_by_drawing_pairs_anew():
+    each = np.random.default_rng(1).normal(50, 10, (400, 3))
+    low, high = bootstrap(each, seed=2)
+    mean, error = each.mean(0), each.std(0) / 20
+    assert np.allclose(low, mean - 1.96 * error, atol=0.15)
+    assert np.allclose(high, mean + 1.96 * error, atol=0.15)
+    assert np.array_equal(low, bootstrap(each, seed=2)[0])
+
+
+def test_each_kind_has_its_own_figures_and_marks(prepared, model, tmp_path, capsys):
+    lead = "Screen\n\nScreen is a terminal multiplexer for many screens. It is good."
+    assert first_full_sentence(lead) == "Screen is a terminal multiplexer for many screens."
+    pairs = [
+        Pair(f"{lead} {i}", "terminal multiplexer", kind=kind) for kind in ("manuals", "readmes") for i in range(3)
+    ]
+    write_pairs(tmp_path / "mine.jsonl", pairs)
+    words = ["lab", "summarize", "evaluate", "--no-model", "--pairs", str(tmp_path / "mine.jsonl")]
+    assert main([*words, "--data", str(tmp_path), "--limit", "2", "--json", str(tmp_path / "f.json")]) == 0
+    figures = json.loads((tmp_path / "f.json").read_text())["kinds"]
+    assert {kind: found["pairs"] for kind, found in figures.items()} == {"manuals": 2, "readmes": 2}
+    assert figures["readmes"]["baselines"][LEAD]["rouge1"] > figures["readmes"]["baselines"]["first sentence"]["rouge1"]
+    assert main([*words, "--kinds", "docstrings"]) == 2
+    assert "no pairs of docstrings" in capsys.readouterr().err
+    summarizer = Summarizer.load(model)
+    assert summarizer.marked("text", "readmes") == "text"  # it has not learned from such pairs
+    summarizer.facts["kinds"] = ["readmes"]
+    assert summarizer.marked("text", "readmes") == "readme:\n\ntext"
+    assert summarizer.marked("text", "manuals") == "text"
 
 
 def test_sentences_end_where_they_end():
@@ -103,8 +136,16 @@ def test_evaluate_prints_and_writes_figures(prepared, model, tmp_path, capsys):
         "--limit",
         "6",
     ]
-    assert main([*words, "--json", str(out), "--predictions", str(said)]) == 0
+    published = tmp_path / "published.json"
+    assert main([*words, "--json", str(out), "--predictions", str(said), "--figures", str(published)]) == 0
     figures = json.loads(out.read_text())
+    found = json.loads(published.read_text())
+    assert set(found) == {"command", "minutes", "figures"}
+    for name, of in ((MODEL, figures), ("first sentence", figures["baselines"]["first sentence"])):
+        value = found["figures"][f"packages, {name}, rouge1"]
+        assert value["value"] == round(of["rouge1"], 2)
+        assert value["low"] <= value["value"] <= value["high"]
+        assert value["seeds"] == [0]
     assert set(figures) == {"rouge1", "rouge2", "rougeL", "pairs", "baselines"}
     assert figures["pairs"] == 6
     assert {"first sentence", "LexRank", "TextRank", NEAREST, ORACLE} <= set(figures["baselines"])

@@ -1,7 +1,7 @@
 """Data sets: found on disk or downloaded with pip and apt into a cache, and checked by digest."""
 
 from .cache import DataMissing, cache_folder
-from .debian import Description, debian_descriptions
+from .debian import Description, Package, debian_descriptions, debian_packages
 from .dsprites import DSPRITES_CLASSES, dsprites
 from .fashion import FASHION_CLASSES, fashion_mnist
 from .orl import orl_faces
@@ -11,8 +11,10 @@ __all__ = [
     "FASHION_CLASSES",
     "DataMissing",
     "Description",
+    "Package",
     "cache_folder",
     "debian_descriptions",
+    "debian_packages",
     "dsprites",
     "fashion_mnist",
     "orl_faces",

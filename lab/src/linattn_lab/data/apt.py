@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -45,6 +45,17 @@ def fetch_apt_lists(target: Path, *, languages: str) -> None:
             path.replace(target / path.name)
 
 
+def download_debs(packages: Sequence[str], target: Path, state: Path) -> list[tuple[str, Path]]:
+    """Downloads packages into `target`, with apt's lists in `state`, a folder that many calls may share.
+
+    Returns the packages that came, each with its file.
+    """
+    _need("apt-get", "dpkg-deb")
+    apt = _updated_apt(state, languages="none") if not (state / "apt.conf").exists() else _apt(state, "none")
+    _run([*apt, "download", *packages], "apt-get download", target)
+    return [(path.name.partition("_")[0], path) for path in sorted(target.glob("*.deb"))]
+
+
 def _need(*programs: str) -> None:
     missing = [name for name in programs if shutil.which(name) is None]
     if missing:
@@ -59,6 +70,13 @@ def _updated_apt(folder: Path, *, languages: str) -> list[str]:
     # What the machine would do after an update of its own (clear its caches, say) must not happen for ours.
     hooks = ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
     (folder / "apt.conf").write_text("".join(f"#clear APT::Update::{name};\n" for name in hooks))
+    apt = _apt(folder, languages)
+    _run([*apt, "update"], "apt-get update", must_succeed=False)  # a single dead source is no obstacle
+    return apt
+
+
+def _apt(folder: Path, languages: str) -> list[str]:
+    """The words of an apt-get that keeps everything in `folder`."""
     options = {
         "Dir::State::Lists": folder / "lists",
         "Dir::Cache": folder / "cache",
@@ -68,9 +86,7 @@ def _updated_apt(folder: Path, *, languages: str) -> list[str]:
         "Debug::NoLocking": "true",
     }
     apt = ["apt-get", "-qq", "-c", str(folder / "apt.conf")]
-    apt += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    _run([*apt, "update"], "apt-get update", must_succeed=False)  # a single dead source is no obstacle
-    return apt
+    return apt + [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
 @contextmanager

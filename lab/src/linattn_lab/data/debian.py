@@ -61,6 +61,29 @@ def debian_descriptions(lists: Path | None = None) -> list[Description]:
     return [found[name] for name in sorted(found)]
 
 
+@dataclass(frozen=True)
+class Package:
+    """What apt's index says of a package besides its description; size: bytes of its file."""
+
+    name: str
+    source: str
+    section: str
+    size: int
+
+
+def debian_packages(lists: Path) -> dict[str, Package]:
+    """Every package in a folder of apt lists, by name."""
+    found: dict[str, Package] = {}
+    for path in sorted(lists.glob("*")):
+        if RELEASE.search(path.name) and "_Packages" in path.name:
+            for fields in read_stanzas(path):
+                name = fields["Package"][0]
+                source = fields.get("Source", [name])[0].split()[0]
+                section, size = fields.get("Section", [""])[0], int(fields.get("Size", ["0"])[0])
+                found.setdefault(name, Package(name, source, section, size))
+    return found
+
+
 def read_stanzas(path: Path) -> Iterator[dict[str, list[str]]]:
     """The stanzas of a control file: every field with its lines, those that go on still with their blanks in front."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)

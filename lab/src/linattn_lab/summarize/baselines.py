@@ -10,6 +10,7 @@ from .sentences import first_sentence, inverse_frequency, lexrank, split_sentenc
 
 NEAREST = "nearest training summary"
 ORACLE = "best single sentence (oracle)"
+LEAD = "first sentence of five words or more"
 VERB = re.compile(r"\b(?:is|provides|contains)\s+")
 ARTICLE = re.compile(r"^(?:an?|the)\s+", re.IGNORECASE)
 
@@ -22,6 +23,12 @@ def after_verb(document: str, count: int = 8, article: bool = True) -> str:
     if not article:
         rest = ARTICLE.sub("", rest)
     return " ".join(rest.split()[:count])
+
+
+def first_full_sentence(document: str, words: int = 5) -> str:
+    """The first sentence that is no heading or name: at least so many words; the first of all where there is none."""
+    sentences = split_sentences(document)
+    return next((sentence for sentence in sentences if len(sentence.split()) >= words), sentences[0])
 
 
 def best_sentence(pair: Pair) -> str:
@@ -53,6 +60,7 @@ def baselines(
         "TextRank": lambda pair: textrank(pair.document),
         "LexRank": lambda pair: lexrank(pair.document, idf),
         "first sentence": lambda pair: first_sentence(pair.document),
+        LEAD: lambda pair: first_full_sentence(pair.document),
         "8 words after is/provides/contains": lambda pair: after_verb(pair.document),
         "the same without its article": lambda pair: after_verb(pair.document, article=False),
         ORACLE: best_sentence,

@@ -1,21 +1,29 @@
-"""Reads documents: files, folders and standard input; Markdown as plain text."""
+"""Reads documents: files, folders and standard input; Markdown, reStructuredText and manual pages as plain text."""
 
+import gzip
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .markup import LONGEST, looks_marked, plain_text, reflow
 from .pairs import numbered_lines
+from .roff import sections
 
+MARKED = (".md", ".markdown", ".rst")
+PAGE = re.compile(r"\.[1-9][a-z]*(?:\.gz)?$")  # a manual page by its name
 SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
 STANDARD_INPUT = Path("-")
 
 
 @dataclass(frozen=True)
 class Document:
+    """A text and the kind of pairs that it is most like: see `kinds`."""
+
     name: str
     text: str
+    kind: str = "packages"
 
 
 def find_files(given: Iterable[Path]) -> list[Path]:
@@ -43,28 +51,30 @@ def read_document(path: Path) -> Document:
         except UnicodeDecodeError as error:
             line = error.object[: error.start].count(b"\n") + 1
             raise ValueError(f"{name}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x}).") from error
+    elif path.name.endswith(".gz"):
+        name = str(path)
+        try:
+            text = gzip.decompress(path.read_bytes()).decode("utf-8")
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"{name} is no text that gzip has packed ({error}).") from error
     else:
         name = str(path)
         text = "".join(line for _, line in numbered_lines(path))
-    text = plain_text(text) if path.suffix.lower() in (".md", ".markdown") else reflow(text)
+    text, kind = understood(text, path)
     if not text:
         raise ValueError(f"{name} is empty: there is nothing to summarize.")
-    return Document(name, text)
+    return Document(name, text, kind)
 
 
-def plain_text(markdown: str) -> str:
-    """What Markdown says without code, tables, images, HTML and marks; headings stay, as lines of their own."""
-    text = re.sub(r"^(```|~~~).*?^\1[^\n]*$", "", markdown, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"<!--.*?-->|<[/a-zA-Z][^<>]*>", "", text, flags=re.DOTALL)
-    text = re.sub(r"!\[[^\]]*\](\([^)]*\)|\[[^\]]*\])", "", text)
-    text = re.sub(r"\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", text)
-    text = re.sub(r"^\s*(\||\[[^\]]+\]:|[-=*_]{3,}\s*$|:?-+:?\s*\|).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^#+\s*(.*?)\s*#*$", r"\n\1\n", text, flags=re.MULTILINE)
-    text = re.sub(r"(\*\*|__|`)(.+?)\1", r"\2", text, flags=re.DOTALL)
-    return reflow(text)
+def understood(text: str, path: Path) -> tuple[str, str]:
+    """The plain text, and its kind: a manual page's DESCRIPTION, a README, or a text like a package's description.
 
-
-def reflow(text: str) -> str:
-    """Paragraphs on one line each, apart by an empty line, as in the text that the model has read."""
-    paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
-    return "\n\n".join(part for part in paragraphs if part)
+    Of the first two as much is read as in training; a plain text is read to its end.
+    """
+    if PAGE.search(path.name) or re.search(r"^\.(?:TH|Dt) ", text, re.MULTILINE):
+        described = sections(text).get("DESCRIPTION", "")
+        if described:
+            return described[:LONGEST], "manuals"
+    if path.suffix.lower() in MARKED or looks_marked(text):
+        return plain_text(text)[:LONGEST], "readmes"
+    return reflow(text), "packages"

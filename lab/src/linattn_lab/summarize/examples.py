@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from ..training.config import TrainConfig
+from .kinds import marked
 from .long_documents import Example
 from .model import END, PAD, START, Seq2Seq, padded
 from .pairs import Pair
 from .tokenizer import Tokens
 
 LONGEST_SUMMARY = 32
+LONGEST_TOKEN = 12  # characters: a text of long words alone would have fewer tokens than asked for
 DEFAULTS = TrainConfig(
     steps=3000,
     batch_size=32,
@@ -24,9 +26,11 @@ DEFAULTS = TrainConfig(
 
 
 def examples(pairs: Sequence[Pair], tokens: Tokens, longest: int) -> list[Example]:
-    documents = tokens.encode_many([pair.document for pair in pairs])
+    """The tokens of each pair, at most `longest` of the document, its mark included."""
+    beyond = LONGEST_TOKEN * longest  # characters that are not read: what nobody reads need not be split into tokens
+    documents = tokens.encode_many([marked(pair.document, pair.kind)[:beyond] for pair in pairs])
     summaries = tokens.encode_many([pair.summary for pair in pairs])
-    return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True) if d and s]
+    return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True)]
 
 
 def paragraph(tokens: Tokens) -> list[int]:

@@ -11,17 +11,22 @@ from linattn._files import write_text
 
 from ..data import DataMissing, cache_folder
 
+FIELDS = ("document", "summary", "source", "package", "kind")
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A document and its summary. Pairs of one source are siblings, and stay on one side of a split."""
+    """A document and its summary. Pairs of one source are siblings, and stay on one side of a split.
+
+    kind: which of KINDS it is, if any; package: what it was taken from, for people.
+    """
 
     document: str
     summary: str
     source: str = ""
     package: str = ""
+    kind: str = ""
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -34,7 +39,7 @@ def read_pairs(path: Path) -> list[Pair]:
     rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _json_rows(path)
     found = []
     for number, row in rows:
-        values = {name: row.get(name, "") for name in ("document", "summary", "source", "package")}
+        values = {name: row.get(name, "") for name in FIELDS}
         for name, value in values.items():
             if name in ("document", "summary") and name not in row:
                 raise ValueError(

@@ -25,12 +25,17 @@ def first_paragraph(document: str) -> str:
     return document.partition("\n\n")[0]
 
 
-def split_by_source(pairs: list[Pair], validation: int, test: int, seed: int = 0) -> dict[str, list[Pair]]:
+def split_by_source(
+    pairs: list[Pair], validation: int, test: int, seed: int = 0, sides: dict[str, str] | None = None
+) -> dict[str, list[Pair]]:
     """Splits so that no source is on two sides, and no first paragraph of validation or test is in any other source.
 
     Sources stand in the order of a digest of seed and name, test first, then validation, then train: when the index
     gains and loses packages, pairs move between neighbours only, and what was trained on stays out of the test.
+
+    sides: of sources that have one already, since pairs of another kind were split; it is kept, and new ones are added.
     """
+    sides = {} if sides is None else sides
     groups = defaultdict(list)
     owners = defaultdict(set)
     for number, pair in enumerate(pairs):
@@ -38,18 +43,23 @@ def split_by_source(pairs: list[Pair], validation: int, test: int, seed: int = 0
         groups[source].append(pair)
         owners[first_paragraph(pair.document)].add(source)
     found: dict[str, list[Pair]] = {"train": [], "validation": [], "test": []}
-    for source in sorted(groups, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest()):
-        own = [pair for pair in groups[source] if len(owners[first_paragraph(pair.document)]) == 1][:LARGEST_FAMILY]
-        if len(found["test"]) < test:
-            found["test"] += own[: test - len(found["test"])]
-        elif len(found["validation"]) < validation:
-            found["validation"] += own[: validation - len(found["validation"])]
-        else:
+    asked = {"test": test, "validation": validation}
+
+    def order(source: str) -> tuple[bool, bytes]:
+        return source not in sides, hashlib.sha256(f"{seed}:{source}".encode()).digest()
+
+    for source in sorted(groups, key=order):
+        free = next((name for name in asked if len(found[name]) < asked[name]), "train")
+        side = sides.setdefault(source, free)
+        if side == "train":
             found["train"] += groups[source]
-    for name, asked in (("train", 1), ("validation", validation), ("test", test)):
-        if len(found[name]) < asked:
+        else:
+            own = [pair for pair in groups[source] if len(owners[first_paragraph(pair.document)]) == 1][:LARGEST_FAMILY]
+            found[side] += own[: asked[side] - len(found[side])]
+    for name, count in (("train", 1), ("validation", validation), ("test", test)):
+        if len(found[name]) < count:
             raise ValueError(
-                f"{len(pairs)} pairs leave {len(found[name])} for {name}, not {asked}: give more pairs, or lower "
+                f"{len(pairs)} pairs leave {len(found[name])} for {name}, not {count}: give more pairs, or lower "
                 "--validation and --test."
             )
     return found

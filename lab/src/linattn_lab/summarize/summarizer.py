@@ -15,6 +15,7 @@ from linattn._files import parsing
 from ..training.tensor_files import VERSION, read_tensors, write_tensors
 from . import decoding as decode
 from .decoding import BEAM, LENGTH_PENALTY, MAX_TOKENS
+from .kinds import marked
 from .model import START, ModelConfig, Seq2Seq, padded
 from .tokenizer import Tokens
 
@@ -72,6 +73,10 @@ class Summarizer:
         """One file: weights in half precision, configuration and vocabulary."""
         metadata = {"version": VERSION, "facts": json.dumps(self.facts), "tokens": self.tokens.to_json()}
         write_tensors(path, {name: x.half() for name, x in self.model.state_dict().items()}, metadata)
+
+    def marked(self, document: str, kind: str) -> str:
+        """A document as this model reads it: with the mark of its kind, if it has learned from that kind."""
+        return marked(document, kind) if kind in self.facts.get("kinds", []) else document
 
     def summarize(
         self,

@@ -80,7 +80,7 @@ def figures_of(name: str, validation: list[Pair], test: list[Pair], lengths: lis
         for start in range(0, len(held_out), batch_size):
             part, tokens = loss(model, held_out[start : start + batch_size])
             total, counted = total + float(part), counted + tokens
-    said = summarizer.summarize([pair.document for pair in test])
+    said = summarizer.summarize([summarizer.marked(pair.document, pair.kind) for pair in test])
     scores = rouge(said, [pair.summary for pair in test])
     read = {str(n): _read(model, n, seed) for n in lengths}
     batch = held_out[:batch_size]

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ...commandline import describe, real, require, whole, write_json
+from ..kinds import marked
 from ..long_documents import lengthened
+from ..mixture import mixture, share
 from ..model import CONFIGS, ModelConfig, Seq2Seq
 from ..pairs import data_folder, read_split
 
@@ -33,6 +35,7 @@ examples:
   linattn lab summarize train --out elu
   linattn lab summarize train --out softmax --kernel softmax --steps 1000
   linattn lab summarize train --out long --start elu/model.safetensors --lengthen 0.25 --lr 3e-4 --steps 800
+  linattn lab summarize train --out all --data mixture --shares packages=0.5 manuals=0.2 docstrings=0.1 readmes=0.2
   torchrun --nproc-per-node 2 -m linattn lab summarize train --out both
 """
 
@@ -71,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--start", metavar="FILE", type=Path, help="weights to begin with: model.safetensors of `train`"
+    )
+    parser.add_argument(
+        "--shares",
+        type=share,
+        nargs="+",
+        metavar="KIND=SHARE",
+        help="of the kinds of pairs (default: as many as there are)",
     )
     add_flags(parser, DEFAULTS)
 
@@ -111,7 +121,11 @@ def train(args: argparse.Namespace) -> None:
     pairs = {part: read_split(folder, part) for part in ("train", "validation")}
     tokens = Tokens.load(folder / "tokens.json")
     long = {"share": args.lengthen, "longest": args.lengthen_to, "between": paragraph(tokens), "seed": config.seed}
-    learnt, validation = (lengthened(examples(part, tokens, args.longest), **long) for part in pairs.values())
+    learnt, validation = (examples(part, tokens, args.longest) for part in pairs.values())
+    if args.shares:
+        places = mixture([pair.kind for pair in pairs["train"]], dict(args.shares), config.seed)
+        learnt = [learnt[place] for place in places]
+    learnt, validation = (lengthened(part, **long) for part in (learnt, validation))
     torch.manual_seed(config.seed)
     if args.start is not None:
         start = Summarizer.load(args.start, args.kernel)
@@ -123,8 +137,11 @@ def train(args: argparse.Namespace) -> None:
         if not (args.out / "checkpoint.safetensors").exists():
             initialise(model, learnt, config.seed)
     about = {"model": dataclasses.asdict(model.config), "longest": args.longest, "pairs": len(learnt)}
+    kinds = sorted(dict(args.shares) if args.shares else {pair.kind for pair in pairs["train"]} - {""})
+    about |= {"kinds": kinds} if kinds else {}
+    about |= {"shares": dict(args.shares)} if args.shares else {}
     about |= {"lengthen": args.lengthen, "lengthen_to": args.lengthen_to} if args.lengthen else {}
-    shown = [pair.document for pair in pairs["validation"][:SHOWN]]
+    shown = [marked(pair.document, pair.kind) for pair in pairs["validation"][:SHOWN]]
 
     def sample(_: nn.Module) -> str:
         written = Summarizer(model, tokens, about).summarize(shown, beam=1)
