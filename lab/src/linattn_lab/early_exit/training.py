@@ -170,7 +170,7 @@ class Bench:
         assert isinstance(model, EarlyExit)
         if not self.distill_steps:
             return model
-        about = self.about | settings | {"weights": list(weights), "train": len(self.parts.train)}
+        about = self.about | {"network": settings, "weights": list(weights), "train": len(self.parts.train)}
         about |= {"config": asdict(self.config)}
         steps = self.distill_steps
         config = replace(distill.DEFAULTS, steps=steps, warmup=max(1, steps // 10), seed=self.config.seed)
