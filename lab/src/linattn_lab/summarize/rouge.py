@@ -6,6 +6,7 @@ import numpy as np
 from rouge_score import rouge_scorer
 
 MEASURES = ("rouge1", "rouge2", "rougeL")
+NAMES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 SCORER = rouge_scorer.RougeScorer(MEASURES, use_stemmer=True)
 RESAMPLES = 2000
 

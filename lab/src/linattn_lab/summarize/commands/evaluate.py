@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import shlex
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...commandline import add_common, add_output, describe, progress, require, whole, write_file, write_json
+from ...figures.figure import Figure, add_figures, save_figures
 from ..kinds import KINDS
 from ..long_documents import lengthened_pairs
 from ..pairs import Pair, data_folder, read_pairs, read_split
@@ -51,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-model", action="store_true", help="the baselines alone")
     add_output(parser, "--predictions", "write each document's summaries as JSON lines")
-    add_output(parser, "--figures", "write the published figures with their intervals, as JSON")
+    add_figures(parser)
     add_common(parser)
 
 
@@ -68,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     require("rouge_score", "sklearn", "tokenizers")
     from ..baselines import NEAREST
 
-    began = time.perf_counter()
     pairs = read_pairs(args.pairs) if args.pairs else read_split(args.data, args.split)
     train = read_training(args.data, needed=args.pairs is None)
     model = None if args.no_model else load_model(args)
@@ -92,9 +89,7 @@ def run(args: argparse.Namespace) -> int:
         several = {"kinds": {found.kind: found.figures() for found in results}}
         write_json(args.json, several if len(results) > 1 else results[0].figures())
         print(f"wrote {args.json}")
-    if args.figures:
-        write_figures(args.figures, results, args.seed, (time.perf_counter() - began) / 60)
-        print(f"wrote {args.figures}")
+    save_figures(args, published(results, args.seed))
     if args.predictions:
         write_predictions(args.predictions, results)
         print(f"wrote {args.predictions}")
@@ -131,18 +126,19 @@ def read_training(folder: Path, needed: bool) -> list[Pair]:
     return read_split(folder, "train") if needed or (folder / "train.jsonl").is_file() else []
 
 
-def write_figures(path: Path, results: "list[Evaluation]", seed: int, minutes: float) -> None:
-    """The figures that are published, with their intervals and the command that prints them."""
+def published(results: "list[Evaluation]", seed: int) -> dict[str, Figure]:
+    """What the docs print: a table for each kind, with the model, the lead sentences and the oracle."""
     from ..baselines import LEAD, ORACLE
     from ..evaluation import MODEL
+    from ..rouge import NAMES
 
     found = {}
     for result in results:
-        for name in (MODEL, "first sentence", LEAD, ORACLE):
+        for name in ("first sentence", LEAD, ORACLE, MODEL):
             for measure, value in result.intervals(name).items():
-                found[f"{result.kind or 'pairs'}, {name}, {measure}"] = value | {"seeds": [seed]}
-    command = shlex.join(["linattn", *sys.argv[1:]])
-    write_json(path, {"command": command, "minutes": round(minutes, 2), "figures": found})
+                key = f"{result.kind or 'pairs'}|{name}|{NAMES[measure]}"
+                found[key] = Figure(**value, seeds=(seed,), format=".2f")
+    return found
 
 
 def write_predictions(path: Path, results: "list[Evaluation]") -> None:
