@@ -48,7 +48,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .csv (default: Debian's pairs)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["packages"], help="(default: packages)")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["packages"], help="of pairs (default packages)")
     parser.add_argument("--out", type=Path, default=data_folder(), help="folder to write to (default %(default)s)")
     parser.add_argument("--lists", type=Path, metavar="FOLDER", help="take apt lists from here, and fetch none")
     parser.add_argument(

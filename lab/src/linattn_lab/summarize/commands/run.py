@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind",
         choices=["auto", *KINDS],
         default="auto",
-        help="what to read documents as (default: what they look like)",
+        help="what to read documents as (default auto: what they look like)",
     )
     add_model_arguments(parser)
     parser.add_argument("--max-tokens", type=whole(), default=40, help="longest summary (default %(default)s)")
