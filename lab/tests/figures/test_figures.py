@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from cli_support import refusal
 from linattn.cli import main
 from linattn.cli.parser import build
-from linattn_lab.figures import Figure, over_seeds
+from linattn_lab.figures import Figure, over_seeds, rerun
 from linattn_lab.figures.documents import outdated, table_of, unprinted, with_tables
 from linattn_lab.figures.published import Published, read_all, read_published, write_published
 
@@ -101,21 +102,20 @@ def test_a_page_gets_the_tables_of_its_markers():
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """Docs with one command, which a module in place of linattn answers with the figures in answer.json."""
+    """Docs with one command, which a script in place of linattn answers with the figures in answer.json."""
     docs = tmp_path / "docs"
     (docs / "figures").mkdir(parents=True)
     (docs / "page.md").write_text("<!-- figures: counts -->\n<!-- end of figures -->\n")
     write_published(Published("counts", "linattn lab count --to 3", 0.5, {"n": Figure(**COUNT)}), docs)
     write_published(Published("dear", "linattn lab dear", 90.0, {"n": Figure(**COUNT)}), docs)
     write_published(Published("later", "linattn lab later", 2.0), docs)
-    (tmp_path / "linattn").mkdir()
-    (tmp_path / "linattn" / "__init__.py").touch()
-    (tmp_path / "linattn" / "__main__.py").write_text(
+    script = tmp_path / "answers.py"
+    script.write_text(
         "import pathlib, shutil, sys\n"
         f"answer = pathlib.Path({str(tmp_path / 'answer.json')!r})\n"
         "sys.exit('no such data') if not answer.exists() else shutil.copy(answer, sys.argv[-1])\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(rerun, "LINATTN", (sys.executable, str(script)))
 
     def run(*words, **answer):
         if answer:

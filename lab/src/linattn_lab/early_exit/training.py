@@ -17,6 +17,7 @@ from ..images.datasets import ImageSet, Part, load
 from ..images.resnet import ResNet18
 from ..images.shapes import SHAPE_CLASSES, generate
 from ..training.config import TrainConfig
+from ..training.lock import training_lock
 from ..training.muon import Muon
 from . import distill
 from .backbones import LAYERS, new_resnet_exits, transformer_exits
@@ -165,11 +166,20 @@ class Bench:
     def exits(self, width: int, layout: str = "conv", weights: Sequence[float] = WEIGHTS) -> EarlyExit:
         """A ResNet with exits, all trained together; then, unless it has no steps, the last one teaches the first."""
         settings = self._resnet(width) | {"side": self.side, "layout": layout}
-        name = "joint" if self.distill_steps else "exits"
-        model = self._obtain(name, new_resnet_exits, settings, weights)
-        assert isinstance(model, EarlyExit)
         if not self.distill_steps:
+            model = self._obtain("exits", new_resnet_exits, settings, weights)
+            assert isinstance(model, EarlyExit)
             return model
+        folder = self.folder / "exits"
+        if (folder / images_training.SETTINGS).is_file():
+            return self._taught(settings, weights)
+        with training_lock(folder):  # from the first step of the network that teaches
+            return self._taught(settings, weights)
+
+    def _taught(self, settings: dict[str, Any], weights: Sequence[float]) -> EarlyExit:
+        """All exits trained together, then the first taught by the last."""
+        model = self._obtain("joint", new_resnet_exits, settings, weights)
+        assert isinstance(model, EarlyExit)
         about = self.about | {"network": settings, "weights": list(weights), "train": len(self.parts.train)}
         about |= {"config": asdict(self.config)}
         steps = self.distill_steps

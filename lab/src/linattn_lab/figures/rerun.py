@@ -11,6 +11,8 @@ from pathlib import Path
 from .figure import Figure
 from .published import Published, read_figures
 
+LINATTN = (sys.executable, "-m", "linattn")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -52,7 +54,7 @@ def rerun(published: Published, folder: Path) -> tuple[dict[str, Figure], float]
         log = folder / "log.txt"
         with log.open("a") as output:
             done = subprocess.run(
-                [sys.executable, "-m", "linattn", *words[1:]],
+                [*LINATTN, *words[1:]],
                 cwd=folder,
                 env=os.environ,
                 stdin=subprocess.DEVNULL,

@@ -27,9 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
     add_folder(parser)
     parser.add_argument(
-        "--seeds", type=seed_type, nargs="+", default=[0, 1, 2, 3, 4], metavar="N", help="default 0 to 4"
+        "--seeds",
+        type=seed_type,
+        nargs="+",
+        default=[0, 1, 2, 3, 4],
+        metavar="N",
+        help="trained anew with each (default 0 1 2 3 4)",
     )
-    parser.add_argument("--threads", type=whole(), nargs="+", default=[1, 2], metavar="N", help="default 1 and 2")
+    parser.add_argument(
+        "--threads",
+        type=whole(),
+        nargs="+",
+        default=[1, 2],
+        metavar="N",
+        help="and with so many threads each (default 1 2)",
+    )
     parser.add_argument(
         "--without-exits",
         type=seed_type,
