@@ -105,20 +105,14 @@ def test_kimi_delta_attention_is_kimi_linears():
     same_outputs(theirs, ours, eps=config.rms_norm_eps)
 
 
-def test_mamba2_is_mamba2s():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_mamba2_is_mamba2s(groups):
     modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
-    config = modeling.Mamba2Config(
-        hidden_size=WIDTH, num_heads=6, head_dim=8, state_size=8, n_groups=2, expand=2, num_hidden_layers=1
-    )
-    ours = nn.Mamba2(WIDTH, num_heads=6, head_dim=8, state_size=8, n_groups=2)
-    theirs = modeling.Mamba2Mixer(config, 0)
-    with torch.no_grad():
-        for parameter in (
-            theirs.dt_bias,
-            theirs.A_log,
-            theirs.D,
-        ):  # may be left as their memory was, numbers of any size
-            parameter.uniform_(0.1, 1.5)
+    sizes = {"num_heads": 6, "head_dim": 8, "state_size": 8, "n_groups": groups}
+    config = modeling.Mamba2Config(hidden_size=WIDTH, expand=2, num_hidden_layers=1, **sizes)
+    theirs, ours = modeling.Mamba2Mixer(config, 0), nn.Mamba2(WIDTH, **sizes)
+    if not hasattr(theirs.norm, "group_size"):  # before 5.23 it did not norm each group by itself, as Mamba-2 does
+        ours.norm.groups = 1
     same_outputs(theirs, ours)
 
 

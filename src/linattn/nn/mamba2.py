@@ -32,7 +32,7 @@ class Mamba2(nn.Module):
         hidden_size: width of the input and the output.
         num_heads, head_dim: of the values; their product is the inner width.
         state_size: width of B and C, the keys and queries of this rule.
-        n_groups: heads of B and C; each serves num_heads / n_groups heads.
+        n_groups: heads of B and C; each serves num_heads / n_groups heads, which are normalized together.
         conv_size, conv_bias: of the short convolution.
         time_step_limit: least and largest time step.
     """
@@ -64,7 +64,7 @@ class Mamba2(nn.Module):
         self.dt_bias = nn.Parameter(inverse_softplus_of_time_steps(num_heads))
         self.A_log = nn.Parameter(torch.arange(1, num_heads + 1, dtype=torch.float32).log())
         self.D = nn.Parameter(torch.ones(num_heads))
-        self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True)
+        self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True, groups=n_groups)
         self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
 
     def forward(

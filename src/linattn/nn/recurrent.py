@@ -54,16 +54,22 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(RMSNorm):
-    """RMSNorm whose output, or with gate_first its input, is multiplied by an activation of a gate."""
+    """RMSNorm whose output, or with gate_first its input, is multiplied by an activation of a gate.
 
-    def __init__(self, size: int, eps: float = 1e-6, activation: str = "silu", gate_first: bool = False):
+    groups: parts of the channels that are normalized each by itself.
+    """
+
+    def __init__(
+        self, size: int, eps: float = 1e-6, activation: str = "silu", gate_first: bool = False, groups: int = 1
+    ):
         super().__init__(size, eps)
-        self.activation, self.gate_first = activation, gate_first
+        self.activation, self.gate_first, self.groups = activation, gate_first, groups
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         gate = F.silu(wide(gate)) if self.activation == "silu" else torch.sigmoid(wide(gate))
-        out = self.normalized(x * gate) * self.weight if self.gate_first else self.normalized(x) * self.weight * gate
-        return out.to(x.dtype)
+        parts = torch.unflatten(x * gate if self.gate_first else x, -1, (self.groups, -1))
+        out = self.normalized(parts).flatten(-2) * self.weight
+        return (out if self.gate_first else out * gate).to(x.dtype)
 
 
 def wide(x: Tensor) -> Tensor:
