@@ -77,7 +77,7 @@ def decode(
             plan, counts = entry.plan, entry.counts
             break
     else:
-        found = _find(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk)
+        found = _find(_Call(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk))
         if found is None:
             return None
         plan = found
@@ -119,31 +119,36 @@ def _guard(setting: Hashable, plan: StepPlan, counts: bool, given: tuple[Tensor,
     _guarded = (_Guarded(setting, guards, plan, counts), *_guarded[: MOST_GUARDS - 1])
 
 
-def _find(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    S: Tensor,
-    enable_gqa: bool,
-    scale: float,
-    normalize_qk: bool,
-) -> StepPlan | None:
+class _Call(NamedTuple):
+    """What a plan depends on."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    beta: Tensor | None
+    log_decay: Tensor | None
+    S: Tensor
+    enable_gqa: bool
+    scale: float
+    normalize_qk: bool
+
+
+def _find(call: _Call) -> StepPlan | None:
     """The plan of a call, if it is eligible."""
+    query, key, value, beta, log_decay, S, *options = call
     try:
         name = (
             *(query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype),
             *(value.shape, value.stride(), value.dtype, S.shape, S.stride(), S.dtype),
             None if beta is None else (beta.shape, beta.stride(), beta.dtype),
             None if log_decay is None else (log_decay.shape, log_decay.stride(), log_decay.dtype),
-            *(scale, normalize_qk, enable_gqa),
+            *options,
         )
         plan = _plans.get(name)
         if plan is None:
             if name in _plans:
                 return None
-            plan = _remember(name, _plan(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk))
+            plan = _remember(name, _plan(call))
     except (AttributeError, TypeError):  # something is not a tensor
         return None
     gates = [x for x in (beta, log_decay) if x is not None]
@@ -157,19 +162,10 @@ def _remember(name: Hashable, plan: StepPlan | None) -> StepPlan | None:
     return plan
 
 
-def _plan(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    S: Tensor,
-    enable_gqa: bool,
-    scale: float,
-    normalize_qk: bool,
-) -> StepPlan | None:
+def _plan(call: _Call) -> StepPlan | None:
     """The plan of calls of these shapes, strides and dtypes; None where the general path must serve them."""
-    if not _fits(query, key, value, S, beta, log_decay, enable_gqa):
+    query, key, value, beta, log_decay, S, _, scale, normalize_qk = call
+    if not _fits(call):
         return None
     rows = [query, key, value, *(x for x in (log_decay,) if x is not None and x.dim() == 4)]
     if not S.is_contiguous() or any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in rows):
@@ -179,16 +175,9 @@ def _plan(
     return delta_rule.step_plan(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk)
 
 
-def _fits(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    S: Tensor,
-    beta: Tensor | None,
-    log_decay: Tensor | None,
-    enable_gqa: bool,
-) -> bool:
+def _fits(call: _Call) -> bool:
     """Shapes are canonical as they are, and dtypes what the native step takes."""
+    query, key, value, beta, log_decay, S, enable_gqa, _, _ = call
     if not query.dim() == key.dim() == value.dim() == 4 or query.shape[2] != 1:
         return False
     B, Hq, _, D = query.shape
