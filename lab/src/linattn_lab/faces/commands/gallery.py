@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...commandline import whole
+
 if TYPE_CHECKING:
     from ..embedder import Embedder
     from ..index import Face, FaceIndex
@@ -23,6 +25,18 @@ class Gallery:
     threshold: float
     cut: float  # where clustering stops: what was said by --threshold, or the model's
     title: str
+
+
+def add_trainings(parser: argparse.ArgumentParser, folder: str) -> None:
+    """--seeds, --steps, --workers and --folder of a command that trains on the folds of ORL."""
+    parser.add_argument("--seeds", type=whole(), default=3, help="trainings of each fold (default %(default)s)")
+    parser.add_argument("--steps", type=whole(), help="of each training (default: the recipe's)")
+    parser.add_argument(
+        "--workers", type=whole(1, 256), default=2, help="processes of one thread each (default %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(folder), help="keeps each training's result (default %(default)s)"
+    )
 
 
 def add_model(parser: argparse.ArgumentParser, default: Path | None = MODEL, otherwise: str = str(MODEL)) -> None:

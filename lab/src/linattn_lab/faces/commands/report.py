@@ -2,10 +2,10 @@
 
 import argparse
 import time
-from pathlib import Path
 
-from ...commandline import PLOT_SUFFIXES, add_output, describe, progress, require, whole, write_json
+from ...commandline import PLOT_SUFFIXES, add_output, describe, progress, require, write_json
 from ...figures import add_figures, save_figures
+from .gallery import add_trainings
 
 HELP = """
 Trains the default network on 30 people of the ORL faces and verifies the other 10, four times, for every seed; beside it
@@ -22,15 +22,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     describe(parser, HELP)
-    parser.add_argument("--seeds", type=whole(), default=3, help="trainings of each fold (default %(default)s)")
-    parser.add_argument("--steps", type=whole(), help="of each training (default: the recipe's)")
+    add_trainings(parser, "faces-report")
     parser.add_argument("--no-ablations", dest="ablations", action="store_false", help="leave the changes out")
-    parser.add_argument(
-        "--workers", type=whole(1, 256), default=2, help="processes of one thread each (default %(default)s)"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("faces-report"), help="keeps each training's result (default %(default)s)"
-    )
     add_output(parser, "--json", "write the figures for machines")
     add_figures(parser)
     add_output(parser, "--html", "write a page with tables, plots and the worst pairs")

@@ -1,11 +1,11 @@
 """linattn lab faces unseen: do the threshold and the clusters of `train` hold for people that it has not seen?"""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...commandline import add_output, describe, progress, real, require, table, whole, write_json
 from ...figures import add_figures, save_figures
+from .gallery import add_trainings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,14 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folds", type=whole(2, 15), default=choice.folds, help="groups held out by `train` (default %(default)s)"
     )
-    parser.add_argument("--seeds", type=whole(), default=3, help="trainings of each fold (default %(default)s)")
-    parser.add_argument("--steps", type=whole(), help="of each training (default: the recipe's)")
-    parser.add_argument(
-        "--workers", type=whole(1, 256), default=2, help="processes of one thread each (default %(default)s)"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("faces-unseen"), help="keeps each training's result (default %(default)s)"
-    )
+    add_trainings(parser, "faces-unseen")
     add_output(parser, "--json", "write what came of each fold and seed for machines")
     add_figures(parser)
 
