@@ -30,11 +30,10 @@ def baselines(model: Any, names: list[str] | None, kernel: Any, mean_slots: floa
     if names is None:
         return {}
     from ..hf.eviction import RULES, baseline, rotary_frequencies
-    from ..hf.modules import attention_modules, head_dim, is_sliding
+    from ..hf.modules import attention_modules, head_counts, head_dim, is_sliding
 
     modules = [module for _, module in attention_modules(model) if not is_sliding(module)]
-    dim, heads = head_dim(modules[0]), modules[0].config.num_attention_heads
-    kv_heads = getattr(modules[0].config, "num_key_value_heads", None) or heads
+    dim, (heads, kv_heads) = head_dim(modules[0]), head_counts(modules[0])
     entries = kernel.state_bytes(round(mean_slots), dim, dim, heads // kv_heads) // (8 * dim)
     options = {"block": kernel.block, "frequencies": rotary_frequencies(modules[0].config)}
     if not names:

@@ -87,7 +87,7 @@ class Eviction(Kernel):
         if rule == "expected" and frequencies is None:
             raise ValueError("the rule 'expected' needs a model with plain rotary positions: give their frequencies.")
         self.rule, self.budget, self.recent, self.sinks, self.block = rule, budget, min(recent, budget), sinks, block
-        self.frequencies = frequencies
+        self.frequencies = frequencies if rule == "expected" else None
 
     def features_for(self, dim: int) -> int:
         raise ValueError("a cache that drops keys has no features.")
@@ -133,7 +133,7 @@ class Eviction(Kernel):
         out = (weights @ values.unsqueeze(2)).reshape(B, -1, n, value.shape[-1])
         received = torch.cat([state.received, state.received.new_zeros(B, H, n)], 2) + weights.sum(3).mean(2)
         sums = state.query_sums
-        if self.frequencies is not None and self.rule == "expected":
+        if self.frequencies is not None:
             sums = expected_attention.add_queries(sums, x, position[0, 0], self.frequencies)
         new = EvictionState(self.rule, keys, values, positions, received, sums, state.tokens + n)
         if (start + n) % self.block or keys.shape[2] <= self.budget:
@@ -156,8 +156,7 @@ class Eviction(Kernel):
             score = -keys.norm(dim=-1)
         elif self.rule == "keydiff":
             score = -cosine_similarity(keys, normalize(keys, dim=-1).mean(2, keepdim=True), dim=-1)
-        elif self.rule == "expected":
-            assert self.frequencies is not None
+        elif self.frequencies is not None:
             end = int(state.tokens[0])
             score = expected_attention.score(
                 state.query_sums, end, keys, state.value, end=end, scale=scale, frequencies=self.frequencies
