@@ -4,7 +4,6 @@ Most images leave at the first heads, and these are small: a few hundred steps o
 as it is, and so does the last exit, so that the full network is not a weaker one.
 """
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -68,12 +67,7 @@ def distilled(
     about = about | {"distill": asdict(config), "taught": TAUGHT, "heads": HEADS, "soft": SOFT}
     if (folder / images_training.SETTINGS).is_file():
         model, found = images_training.load_model(folder, new_resnet_exits)
-        other = [name for name, value in json.loads(json.dumps(about)).items() if found.get(name) != value]
-        if other:
-            raise ValueError(
-                f"{folder} holds a network whose {other[0]} is {found.get(other[0])}, not {about[other[0]]}: "
-                "choose another folder, or delete that one."
-            )
+        images_training.refuse_other(folder, found, about)
         assert isinstance(model, EarlyExit)
     else:
         if show:

@@ -107,14 +107,7 @@ def obtain(
     about = (about or {}) | {"train": len(data), "config": asdict(config), "optimizer": "muon" if muon else "adamw"}
     if (folder / images_training.SETTINGS).is_file():
         model, found = images_training.load_model(folder, make)
-        there, asked = {**found, **_settings(model)}, {**json.loads(json.dumps(about)), **settings}
-        other = [name for name in asked if there.get(name) != asked[name]]
-        if other:
-            name = other[0]
-            raise ValueError(
-                f"{folder} holds a model with {name} {there.get(name)}, not {asked[name]}: choose another folder, "
-                "or delete that one."
-            )
+        images_training.refuse_other(folder, {**found, **_settings(model)}, {**about, **settings})
     else:
         torch.manual_seed(config.seed)
         model = make(**settings)

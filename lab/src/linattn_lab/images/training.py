@@ -94,6 +94,16 @@ def save_model(model: nn.Module, folder: str | os.PathLike[str], about: dict[str
     write_json(Path(folder) / SETTINGS, facts)
 
 
+def refuse_other(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Raises if the model of a folder was made in another way than is asked for."""
+    for name, value in json.loads(json.dumps(asked)).items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{folder} holds a model with {name} {found.get(name)}, not {value}: choose another folder, "
+                "or delete that one."
+            )
+
+
 def load_model(
     folder: str | os.PathLike[str],
     make: Callable[..., Model] = ResNet18,  # type: ignore[assignment]
