@@ -100,7 +100,8 @@ def test_figures_go_to_devices_too(tmp_path):
 def test_no_progress_goes_into_a_pipe(tiny_model, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g " * 60)
-    done = process(["generate", "--model", str(tiny_model), "--prompt-file", str(text), "--tokens", "3"])
+    words = ["generate", "--model", str(tiny_model), "--prompt-file", str(text), "--tokens", "3"]
+    done = process([*words, "--equal-slots"])
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1  # the summary
     assert "\r" not in done.stderr

@@ -108,7 +108,8 @@ def test_the_commands(tmp_path, capsys):
     assert "window alone" in out
     assert '"needle_first"' in report.read_text()
     assert "near/far" in page.read_text()
-    assert main(["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "300", "--tokens", "5"]) == 0
+    words = ["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "300", "--tokens", "5"]
+    assert main([*words, "--equal-slots"]) == 0
     shown = capsys.readouterr()
     assert "written at" in shown.err
     assert shown.out.strip()

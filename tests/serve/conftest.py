@@ -16,7 +16,7 @@ def served_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(served_folder, tmp_path_factory):
     """A model in float64, where rounding decides nothing, with near/far attention and a key."""
-    near_far = ["--kernel", "nearfar", "--window", "16", "--slots", "16", "--dtype", "float64"]
+    near_far = ["--kernel", "nearfar", "--window", "16", "--slots", "16", "--equal-slots", "--dtype", "float64"]
     limits = ["--max-tokens", "64", "--max-body", "1", "--piece", "64", "--api-key", "secret"]
     states = ["--state-dir", tmp_path_factory.mktemp("states"), "--state-memory", "64"]
     made = ServerProcess("--model", served_folder, *near_far, *limits, *states)

@@ -8,16 +8,21 @@ from linattn.cli import main
 from serve_support import text_of
 
 
-def test_a_document_is_read_and_asked_about(served_folder, tmp_path, capsys):
+def test_a_document_is_read_and_asked_about(served_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
     book = tmp_path / "book.txt"
     book.write_text(text_of(0, 900))
     words = ["read", str(book), "--model", str(served_folder), "--kernel", "nearfar", "--window", "16", "--slots", "16"]
     assert main([*words, "--save", str(tmp_path / "book.state")]) == 0
-    assert "tokens read in" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "tokens read in" in said.out
+    assert "measured which heads need slots" in said.err
     answers = []
     for _ in range(2):
         assert main(["ask", str(tmp_path / "book.state"), "What?", "--tokens", "12"]) == 0
-        answers.append(capsys.readouterr().out)
+        said = capsys.readouterr()
+        answers.append(said.out)
+        assert "measured" not in said.err
     assert answers[0] == answers[1] != "\n"
     other = tmp_path / "other"
     other.mkdir()
@@ -38,6 +43,9 @@ def test_a_document_is_read_and_asked_about(served_folder, tmp_path, capsys):
         (["ask", "missing.state", "What?"], "missing.state: No such file"),
         (["ask", "plain.txt", "What?"], "not a whole safetensors file"),
         (["ask", "plain.txt", " "], "the question is empty"),
+        (["read", "plain.txt", "--model", "smollm2", "--memory", "much"], "memory must be a number of bytes"),
+        (["read", "plain.txt", "--model", "smollm2", "--memory", "9", "--equal-slots"], "neither --memory nor"),
+        (["read", "plain.txt", "--model", "smollm2", "--slots", "9"], "are for --kernel nearfar"),
         (["serve", "--model", "smollm3"], "did you mean 'smollm2'?"),
         (["serve", "--model", "smollm2", "--host", "10.0.0.1"], "give an --api-key too"),
     ],

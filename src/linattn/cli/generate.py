@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from .._commandline import real, require, seed, whole
+from .model_options import add_nearfar_options, nearfar_choice
 from .models import HELP, add_dtype, check_model, load_model, read_text
 from .progress import progress
 
@@ -15,8 +16,8 @@ EXAMPLES = """examples:
   linattn generate --model smollm2 --prompt-file README.md --tokens 50 --temperature 0.8
   linattn generate --model smollm2 --prompt-file README.md --exact      the model's own attention, to compare
   linattn generate --model qwen3-next-folder --prompt-file README.md --dtype bfloat16
-In a hybrid model the linear layers go to the engine, and softmax layers keep their attention unless --slots, --window or
---calibration asks for near/far.
+In a hybrid model the linear layers go to the engine, and softmax layers keep their attention unless an option of near/far
+asks for it.
 """
 
 
@@ -34,15 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=real(0, most=1e4), default=0.0, help="of sampling; 0 always takes the likeliest token"
     )
     parser.add_argument("--seed", type=seed, default=0, help="of sampling")
-    parser.add_argument(
-        "--window", type=whole(0), metavar="N", help="last tokens that are attended exactly (default 128)"
-    )
-    parser.add_argument(
-        "--slots", type=whole(0), metavar="N", help="slots of each head for farther tokens (default 128)"
-    )
-    parser.add_argument(
-        "--calibration", metavar="FOLDER", help="use the budgets saved there (default: --slots everywhere)"
-    )
+    add_nearfar_options(parser)
     add_dtype(parser)
     parser.add_argument("--exact", action="store_true", help="the model's own attention and cache, to compare")
 
@@ -59,15 +52,18 @@ def run(args: argparse.Namespace) -> int:
     from .. import hf
     from ..hf import fidelity
     from ..hf.hybrids.layers import linear_layers
+    from ..hf.nearfar_choice import NearFarChoice
 
-    found = hf.Calibration.load(args.calibration) if args.calibration else None
+    near_far = nearfar_choice(args)
+    if args.exact and near_far != NearFarChoice():
+        raise ValueError("--exact keeps the model's own attention: it goes with no option of near/far.")
     model, tokenizer = load_model(args.model, args.dtype)
     if not model.can_generate():
         raise ValueError(f"{args.model} is an encoder and cannot generate text.")
     ids = tokenizer(text, return_tensors="pt").input_ids[:, : args.length]
     if ids.shape[1] == 0:
         raise ValueError("the prompt has no tokens.")
-    choice = None if args.exact else _choice(model, args, found)
+    choice = None if args.exact else _choice(model, near_far, ids.shape[1] + args.tokens)
     if choice is not None:
         hf.attach(model, choice[0])
         if linear_layers(model):
@@ -87,18 +83,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choice(model: Any, args: argparse.Namespace, found: Any) -> Any:
+def _choice(model: Any, near_far: Any, length: int) -> Any:
     """What the softmax layers get, as linattn.hf.fidelity has it: near/far if asked for, or if there is nothing else to do."""
     from ..hf.hybrids.layers import linear_layers
-    from ..nearfar import NearFar
 
-    asked = args.window is not None or args.slots is not None
-    if found is not None:
-        return found.kernels(), None
-    if not asked and linear_layers(model):
+    if near_far == type(near_far)() and linear_layers(model):
         return None, None
-    window, slots = (128 if x is None else x for x in (args.window, args.slots))
-    return NearFar(window, slots), None
+    return near_far.kernels(model, length), None
 
 
 def _read(model: Any, ids: Any, cache: Any) -> None:

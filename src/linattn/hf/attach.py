@@ -171,8 +171,8 @@ def _found_budgets(
     memory: int | str | None,
 ) -> Mapping[int, KernelLike]:
     """Layer -> kernel, from a calibration that is saved, kept or made now."""
-    kernel = NearFar(recall_bits=8) if kernel is None or kernel == "nearfar" else kernel
-    if not isinstance(kernel, NearFar) or budgets is not None:
+    kernel = None if kernel == "nearfar" else kernel
+    if not (kernel is None or isinstance(kernel, NearFar)) or budgets is not None:
         raise ValueError("mean_slots and memory are for one NearFar kernel whose budgets are to be found.")
     return find_or_calibrate(model, kernel, mean_slots=mean_slots, memory=memory).kernels()
 

@@ -60,6 +60,11 @@ class Calibration:
         heads = [self.options[i].price for row in self.chosen.values() for i in row]
         return sum(heads) / len(heads)
 
+    def measured(self, kernel: NearFar) -> bool:
+        """Whether these are errors of this kernel, whatever its slots and the blocks that it recalls."""
+        names = ("window", "sinks", "block", "alpha", *(["recall_bits"] if kernel.recall else []))
+        return all(getattr(kernel, name) == self.kernel[name] for name in names)
+
     def near_far(self) -> NearFar:
         """The measured kernel, with its default slots and recall."""
         return NearFar(**cast(Any, self.kernel))

@@ -28,26 +28,37 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 
 
 def find_or_calibrate(
-    model: PreTrainedModel, kernel: NearFar, *, mean_slots: int | None, memory: int | str | None
+    model: PreTrainedModel,
+    kernel: NearFar | None = None,
+    *,
+    mean_slots: int | None = None,
+    memory: int | str | None = None,
+    length: int = LENGTH,
 ) -> Calibration:
     """Budgets of a model: saved beside it, kept in the cache folder, or measured now, which one line says.
 
     Args:
-        kernel: its window, sinks, block, alpha, recall and recall_bits are used.
+        kernel: its window, sinks, block, alpha, recall and recall_bits are used; budgets that were saved for others are
+            not. Without one, those of the saved calibration, or the defaults.
         mean_slots: slots of a kv head on average.
         memory: instead, the size of all near/far states of one sequence, in bytes or as "64MiB"; then recall is given to
-            heads that are worth it. The far tokens of heads with recall are counted for texts of 2048 tokens.
+            heads that are worth it. The far tokens of heads with recall are counted for texts of `length` tokens.
+        length: tokens of the text to measure on, if nothing is saved: about as many as will be read.
     """
     if (mean_slots is None) == (memory is None):
         raise ValueError("give either mean_slots or memory, not both.")
+    found = Calibration.find(model)
+    if found is not None and kernel is not None and not found.measured(kernel):
+        found = None
+    if kernel is None:
+        kernel = NearFar(recall_bits=8) if found is None else found.near_far()
     recall = max(kernel.recalls(1)) if isinstance(kernel.recall, int) else max(kernel.recall)
     if memory is not None:
         mean_slots, recall = slots_within(model, kernel, parse_bytes(memory)), recall or RECALL
     assert mean_slots is not None
     recall = recall if _decoder(model) else 0
-    found = Calibration.find(model)
     if found is None:
-        found = _kept_or_measured(model, kernel.with_slots(0, 0), recall)
+        found = _kept_or_measured(model, kernel.with_slots(0, 0), recall, length)
     return found.with_mean(mean_slots, recall=recall > 0)
 
 
@@ -108,14 +119,15 @@ def _start_token(model: PreTrainedModel) -> int | None:
     return start if isinstance(start, int) and 0 <= start < config.vocab_size else None
 
 
-def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int) -> Calibration:
-    folder = cache_folder() / "budgets" / _fingerprint(model, kernel, recall)
+def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int, length: int) -> Calibration:
+    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or length
+    length = min(length, longest)
+    folder = cache_folder() / "budgets" / _fingerprint(model, kernel, recall, length)
     if (folder / "linattn-budgets.json").is_file():
         return Calibration.load(folder)
-    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or LENGTH
     start = time.perf_counter()
     text = own_text if model.can_generate() and not model.config.is_encoder_decoder else random_tokens
-    ids = text(model, min(LENGTH, longest))
+    ids = text(model, length)
     found = calibrate(model, ids, 192, kernel=kernel, recall=recall, save=folder, say=None)
     print(
         f"linattn: measured which heads need slots, on a text that the model wrote ({time.perf_counter() - start:.0f} s), "
@@ -125,9 +137,9 @@ def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int) -> C
     return found
 
 
-def _fingerprint(model: PreTrainedModel, kernel: NearFar, recall: int) -> str:
+def _fingerprint(model: PreTrainedModel, kernel: NearFar, recall: int, length: int) -> str:
     """Of what the budgets depend on: configuration, some of the weights, and the kernel."""
-    digest = hashlib.sha256(f"{RULE} {LENGTH} {recall} {kernel.extra_repr()} {kernel.recall_bits}".encode())
+    digest = hashlib.sha256(f"{RULE} {length} {recall} {kernel.extra_repr()} {kernel.recall_bits}".encode())
     config = model.config.to_dict()
     digest.update(repr(sorted((k, str(v)) for k, v in config.items() if not k.startswith("_"))).encode())
     for _, weight in list(model.named_parameters())[:: max(1, len(list(model.parameters())) // 16)]:

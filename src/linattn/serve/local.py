@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
+from ..hf.nearfar_choice import NearFarChoice
 from . import caches, snapshots
 from .model import ModelChoice, ServedModel
 from .prompts import Prompt, Prompts
@@ -30,7 +31,9 @@ def saved_choice(path: str | os.PathLike[str]) -> tuple[ModelChoice, int]:
     """The model that a saved document was read with, and its context. ValueError if the file is something else."""
     _, about = snapshots.read_about(path)
     try:
-        return ModelChoice(**about["choice"]), int(about["context"])
+        choice = dict(about["choice"])
+        choice["near_far"] = NearFarChoice(**choice["near_far"])
+        return ModelChoice(**choice), int(about["context"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} was not written by `linattn read`: it names no model.") from error
 

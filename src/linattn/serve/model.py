@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from ..hf.nearfar_choice import NearFarChoice
 from . import attention, reproducible
 from .batching import BatchCache
 from .caches import new_cache
@@ -23,17 +24,18 @@ class ModelChoice:
     Attributes:
         model: a name of linattn.hf.weights.PACKAGES, a model folder or a GGUF file.
         kernel: "softmax" keeps the model's own attention; another name is attached.
-        calibration: folder of a saved calibration, for near/far.
-        window, slots: of near/far without a calibration.
+        near_far: its window and slots, if that is the kernel.
         dtype: of weights and states.
     """
 
     model: str
     kernel: str = "softmax"
-    calibration: str | None = None
-    window: int = 128
-    slots: int = 128
+    near_far: NearFarChoice = field(default_factory=NearFarChoice)
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.near_far != NearFarChoice() and self.kernel != "nearfar":
+            raise ValueError(f"a window, slots and a calibration are for --kernel nearfar, not for {self.kernel}.")
 
 
 class ServedModel:
@@ -126,14 +128,10 @@ def prepare(
     """A loaded model with the kernel of the choice attached."""
     from .. import hf
     from ..hf.hybrids.layers import linear_layers
-    from ..nearfar import NearFar
 
-    found = hf.Calibration.load(choice.calibration) if choice.calibration else None
-    if found is not None and choice.kernel != "nearfar":
-        raise ValueError(f"a calibration is for --kernel nearfar, not for {choice.kernel}.")
     model.to(getattr(torch, choice.dtype))
     if choice.kernel == "nearfar":
-        hf.attach(model, found.kernels() if found else NearFar(choice.window, choice.slots))
+        hf.attach(model, choice.near_far.kernels(model))
     elif choice.kernel != "softmax":
         hf.attach(model, choice.kernel)  # type: ignore[arg-type]
     elif linear_layers(model):
