@@ -29,7 +29,7 @@ import torch.distributed as dist
 import linattn
 import parallel_model
 from linattn import parallel
-from parallel_model import LAYERS
+from parallel_model import LAYERS, SCHEDULES
 
 Found = dict[str, Any]
 
@@ -67,7 +67,7 @@ def count_bytes(rank: int, world: int, names: list[str], lengths: list[int]) -> 
     """Bytes received for the rows and for the gradients, by layer, schedule and number of tokens."""
     found: Found = {}
     for name in names:
-        for schedule in ("gather", "scan"):
+        for schedule in SCHEDULES:
             for tokens in lengths:
                 call = LAYERS[name].call(tokens // world, grad=True)
                 with parallel.count_traffic() as traffic:
@@ -85,7 +85,7 @@ def bytes_of_layers(args: argparse.Namespace) -> Found:
         ranks = run(world, count_bytes, list(LAYERS), lengths)
         print(f"\n{world} processes: KiB received by the process that receives most, forward and backward")
         for name in LAYERS:
-            for schedule in ("gather", "scan"):
+            for schedule in SCHEDULES:
                 most = [
                     [max(found[f"{name}/{schedule}/{tokens}"][way] for found in ranks) for way in (0, 1)]
                     for tokens in lengths
@@ -157,7 +157,8 @@ def speed(args: argparse.Namespace) -> Found:
         ranks = run(2, measure_speed, name, tokens, args.rounds)
         one, both = ([min(x[i] for x in ranks[0][kind]) for i in (0, 1)] for kind in ("one", "all"))
         busiest = max(min(x[1] for x in found["all"]) for found in ranks)
-        late = busiest / LAYERS[name].groups if LAYERS[name].scans(2) else 0.0  # waits for the first group of heads
+        planned = LAYERS[name].plan(2)
+        late = 0.0 if planned.gathered else busiest / planned.groups  # waits for the first group of heads
         print(
             f"{name:28} one process {one[0]:6.2f} s ({one[1]:.2f} of processor), two {both[0]:6.2f} s ({busiest:.2f} each): "
             f"{one[0] / both[0]:.2f}x by the clock, {one[1] / (busiest + late):.2f}x by processor time (bar 1.7)"
@@ -193,7 +194,7 @@ def model(args: argparse.Namespace) -> Found:
     for world in (2, 4):
         ranks = run(world, count_bytes, list(LAYERS), [2048])
         for name, layer in LAYERS.items():
-            for schedule in ("gather", "scan"):
+            for schedule in SCHEDULES:
                 for way, kind in enumerate(("forward", "backward")):
                     counted = max(found[f"{name}/{schedule}/2048"][way] for found in ranks)
                     expected = layer.bytes(world, schedule, kind)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.parallel.causal import GATHER_GROUPS, MOST_GROUPS
 from linattn.parallel.delta_rule import DELTA_EXTRA
 from linattn.parallel.rules import Rule
+from linattn.parallel.schedules import Plan, duration, plan
 
+SCHEDULES = ("gather", "scan", "mixed")
 LATENCY = 50e-6  # seconds for a message between machines
 
 
@@ -30,36 +31,31 @@ class Layer:
     counts: tuple[int, int]
     kernel: Any = "elu"
 
-    @property
-    def groups(self) -> int:
-        return max(n for n in range(1, MOST_GROUPS + 1) if self.heads % n == 0)
-
     def narrowed(self) -> "Layer":
         """With two heads, for sequences that one process can just hold."""
         return replace(self, heads=2)
 
-    def scans(self, machines: int) -> bool:
-        return self.schedule(machines) == "scan"
-
-    def schedule(self, machines: int) -> str:
-        return "scan" if (machines - 1) / self.groups <= self.rule(64).extra_work else "gather"
+    def plan(self, machines: int, schedule: str = "auto", extra_work: float | None = None) -> Plan:
+        extra = self.rule(64).extra_work if extra_work is None else extra_work
+        return plan(schedule, self.heads, machines, extra)  # type: ignore[arg-type]
 
     # What the processes exchange ------------------------------------------------------------------------------------
 
     def bytes(self, machines: int, schedule: str, way: str) -> int:
         """Received by a machine for the rows (forward) or the gradients (backward) of the layer."""
-        if schedule == "gather":
-            groups = max(n for n in range(1, GATHER_GROUPS + 1) if self.heads % n == 0)
-        else:
-            groups = self.groups
-        heads = self.heads // groups
-        floats = 4 * heads * (self.state + (self.transition if (schedule, way) == ("gather", "forward") else 0))
+        planned = self.plan(machines, schedule)
+        heads, handed = self.heads // planned.groups, planned.groups - planned.gathered
+        gathered = planned.gathered * (machines - 1) * self._message(heads, way, summary=True)
+        return gathered + handed * self._message(heads, way, summary=False)
+
+    def _message(self, heads: int, way: str, *, summary: bool) -> int:
+        """Bytes of the state of some heads, or of a summary."""
+        floats = 4 * heads * (self.state + (self.transition if summary and way == "forward" else 0))
         scale = 4 * heads if self.kind == "sums" else 0  # log_scale
         counts = scale + -scale % 8
         if way == "forward":
-            counts += 8 * heads * (self.counts[0] + (self.counts[1] if schedule == "gather" else 0))
-        message = 8 + floats + -floats % 8 + counts
-        return groups * message * (machines - 1 if schedule == "gather" else 1)
+            counts += 8 * heads * (self.counts[0] + (self.counts[1] if summary else 0))
+        return 8 + floats + -floats % 8 + counts
 
     # How it is called -------------------------------------------------------------------------------------------------
 
@@ -125,8 +121,8 @@ def predict(
     """Prints and returns, for each layer, how long its forward pass takes on many machines.
 
     rates: tokens per second of one core here, and the time of a summary as a share of that of the rows.
-    A gather takes (1 + summary) of the work; its bytes arrive while other heads are summarised, so only what takes longer than
-    that counts. A scan takes the work once, and machine p starts p groups of heads late.
+    Work and waiting are those of linattn.parallel.schedules.duration. Bytes arrive while heads are summarised, so only what
+    takes longer than that counts.
     """
     record: dict[str, Any] = {}
     print(
@@ -138,18 +134,18 @@ def predict(
         layer = LAYERS[name]
         alone = total / (rate * cores)
         work = alone / machines
-        for schedule in ("gather", "scan"):
+        chosen = layer.plan(machines, "auto", share)
+        for schedule in SCHEDULES:
             received = layer.bytes(machines, schedule, "forward")
-            exchange = received * 8 / (gigabits * 1e9) + LATENCY * (
-                machines - 1 if schedule == "gather" else layer.groups
-            )
-            if schedule == "gather":
-                time = work + max(work * share, exchange)
-            else:
-                time = work * (1 + (machines - 1) / layer.groups) + exchange + LATENCY * machines
-            chosen = "*" if schedule == layer.schedule(machines) else " "
+            planned = layer.plan(machines, schedule)
+            messages = planned.gathered * (machines - 1) + planned.groups - planned.gathered
+            exchange = received * 8 / (gigabits * 1e9) + LATENCY * min(messages, machines - 1)
+            hidden = work * share * planned.gathered / planned.groups
+            waiting = LATENCY * machines if planned.gathered < planned.groups else 0.0
+            time = work * duration(planned, machines, share) + max(0.0, exchange - hidden) + waiting
+            mark = "*" if planned == chosen else " "
             print(
-                f"{name:20} {alone:10.2f} s {schedule:>8}{chosen} {received / 2**20:13.2f} {exchange * 1e3:7.2f} ms "
+                f"{name:20} {alone:10.2f} s {schedule:>8}{mark} {received / 2**20:13.2f} {exchange * 1e3:7.2f} ms "
                 f"{time * 1e3:6.1f} ms {alone / time:8.1f} {alone / time / machines:9.2f}"
             )
             record[f"{name}/{schedule}"] = {

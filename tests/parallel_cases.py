@@ -19,6 +19,7 @@ from linattn.states import ConvState, ScanState, State
 
 LENGTHS = {2: ([13, 8], [0, 9]), 3: ([5, 0, 17], [6, 7, 8]), 4: ([5, 2, 1, 20], [0, 3, 0, 9])}
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+SCHEDULES = ("gather", "scan", "mixed")
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -118,8 +119,9 @@ class Comparison:
 
 
 def attention_case(who: Members, lengths: list[int], dtype: torch.dtype, **case: Any) -> None:
-    """kernel, causal, decay (None, "head", "channel", "gate"), masked, packed, state, normalize, schedule."""
-    T, B, Hq, H, D, M = sum(lengths), 2, 4, 2, 8, 6
+    """kernel, causal, decay (None, "head", "channel", "gate"), masked, packed, state, normalize, schedule, heads."""
+    H = case.get("heads", 2)
+    T, B, Hq, D, M = sum(lengths), 2, 2 * H, 8, 6
     tensors = {"query": randn(B, Hq, T, D, dtype=dtype), "key": randn(B, H, T, D, dtype=dtype)}
     tensors["value"] = randn(B, H, T, M, dtype=dtype)
     if case["decay"] == "gate":
@@ -162,7 +164,8 @@ def attention(who: Members) -> int:
         "packed": (False, True),
         "state": (False, True),
         "normalize": (True, False),
-        "schedule": ("gather", "scan"),
+        "schedule": SCHEDULES,
+        "heads": (2, 4),
     }
     picked = random.Random(who.size)
     done = 0
@@ -207,10 +210,10 @@ def whole_tokens(who: Members) -> None:
 
 
 def delta_rule(who: Members) -> None:
-    choices = itertools.product(LENGTHS[who.size], (None, "head", "channel"), *[(False, True)] * 2, ("gather", "scan"))
-    for i, (lengths, decay, masked, packed, schedule) in enumerate(choices):
-        if (i + i // 3) % 3 != who.size % 3:  # a third of the combinations, another one for each number of processes
-            continue
+    options = LENGTHS[who.size], (None, "head", "channel"), (False, True), (False, True), SCHEDULES
+    choices = list(itertools.product(*options))
+    picked = random.Random(who.size).sample(choices, len(choices) // 4)  # the same on all processes
+    for lengths, decay, masked, packed, schedule in picked:
         dtype = torch.float32 if masked and not packed else torch.float64
         torch.manual_seed(0)
         T, B, Hq, Hk, H, D, M = sum(lengths), 2, 4, 2, 4, 8, 6
@@ -242,7 +245,7 @@ def delta_rule(who: Members) -> None:
 def scans(who: Members) -> None:
     """The selective scan, with B and C of one and of several groups, and the convolution, longer than some shards."""
     B, C, n, dtype = 2, 6, 3, torch.float64
-    for lengths, groups, schedule in itertools.product(LENGTHS[who.size], (1, 3), ("gather", "scan")):
+    for lengths, groups, schedule in itertools.product(LENGTHS[who.size], (1, 3), SCHEDULES):
         torch.manual_seed(0)
         T = sum(lengths)
         tensors = {name: torch.randn(B, C, T, dtype=dtype) for name in ("u", "delta", "z")}
@@ -284,7 +287,7 @@ def scans(who: Members) -> None:
 def traffic(who: Members, tokens: int) -> dict[str, int]:
     """Bytes that this process receives for a forward and a backward pass of each rule."""
     found = {}
-    for rule, schedule in itertools.product(("sums", "decay", "delta", "scan"), ("gather", "scan")):
+    for rule, schedule in itertools.product(("sums", "decay", "delta", "scan"), SCHEDULES):
         torch.manual_seed(0)
         T, options = tokens // who.size, {"group": who.group, "schedule": schedule}
         q, k, v = (torch.randn(1, 2, T, 8, requires_grad=True) for _ in range(3))

@@ -3,6 +3,7 @@
 import pytest
 
 from linattn.parallel.messages import MOST_PENDING
+from linattn.parallel.schedules import duration, plan
 from parallel_support import SIZES
 
 
@@ -24,3 +25,27 @@ def test_bytes_do_not_depend_on_the_number_of_tokens(pool, size):
 
 def test_sent_messages_are_let_go(pool):
     assert max(pool.run(2, "parallel_cases.sent_messages")) <= MOST_PENDING
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.parametrize("size", [2, 3, 8, 64])
+def test_plans(groups, size):
+    """Every group is run once; no process takes over a group of a scan before the one before it can have run it."""
+    mixed = plan("mixed", groups, size, 0.4)
+    orders = [mixed.order(rank) for rank in range(size)]
+    assert all(sorted(order) == list(range(mixed.groups)) for order in orders)
+    scanned = range(mixed.gathered, mixed.groups)
+    ready = dict.fromkeys(scanned, 0)  # the step after which the state of a group is handed on
+    late = 0
+    for order in orders:
+        step = 0
+        for group in order:
+            step = max(step, ready.get(group, 0)) + 1
+            if group in ready:
+                ready[group] = step
+        late = max(late, step)
+    assert late == mixed.groups + max(0, size - 1 - mixed.gathered)
+    assert duration(mixed, size, 0.4) == pytest.approx((late + 0.4 * mixed.gathered) / mixed.groups)
+    auto = plan("auto", groups, size, 0.4)
+    choices = [plan(name, groups, size, 0.4) for name in ("gather", "scan", "mixed")]
+    assert duration(auto, size, 0.4) == min(duration(choice, size, 0.4) for choice in choices)

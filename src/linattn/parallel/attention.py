@@ -17,14 +17,17 @@ from ..nearfar import NearFar
 from ..ops.packing import CuSeqlens
 from ..states import State
 from . import all_tokens
-from .causal import Layout, Schedule, run_causal
+from .causal import Layout, run_causal
 from .exchange import connected
 from .full import run_full
 from .groups import GroupLike, Members, members
+from .schedules import Schedule
 from .shards import pack_shards, shard_lengths
 from .token_rules import SumsRule
 
-SUMS_EXTRA = 0.45  # time of a summary as a share of that of the rows: python benchmarks/parallel.py extra
+# Time of a summary as a share of that of the rows: python benchmarks/parallel.py extra.
+SUMS_EXTRA = 0.45
+DECAYED_EXTRA = 0.7  # without a denominator
 
 
 def attention(
@@ -62,9 +65,10 @@ def attention(
             packed sequences to the state of the process that holds the first token of each.
         return_state: also return the state after the last shard, on every process.
         group: a process group, a 1-D DeviceMesh or one with a dimension called "sequence"; None: all processes.
-        schedule: "gather" (all summaries to all), "scan" (states from process to process, by groups of heads), or "auto",
-            whichever is expected to take less time. kernel="nearfar" is spread by heads and kernel="softmax" gathers the
-            keys instead: their bytes grow with the tokens.
+        schedule: "gather" (all summaries to all), "scan" (states from process to process, by groups of heads), "mixed" (a
+            scan that gathers the groups it would wait for), or "auto", whichever is expected to take the least time.
+            kernel="nearfar" is spread by heads and kernel="softmax" gathers the keys instead: their bytes grow with the
+            tokens.
 
     Returns:
         (..., heads, tokens of this process, value dim); with return_state, that and the State.
@@ -177,7 +181,7 @@ def make_rule(given: Arguments, batch: tuple[int, ...]) -> SumsRule:
         tokens=found,
         options=options,
         batch=len(batch),
-        extra_work=SUMS_EXTRA,
+        extra_work=SUMS_EXTRA if given.normalize or given.log_decay is None else DECAYED_EXTRA,
         per_head_kernel=_has_heads(kernel),
     )
 

@@ -1,14 +1,14 @@
-"""A causal rule over shards: two schedules for any rule.
+"""A causal rule over shards: schedules for any rule.
 
 gather: every process summarises its shard, all summaries are gathered while the next heads are summarised, and each process
 runs its tokens once, from the state before them. Work is (1 + summary) times that of one process, for any number of processes.
 scan: each process runs a group of heads from the state that the one before hands on, then hands it on. No extra work and the
 fewest bytes, but process p starts p groups late.
+mixed: a scan in which process p runs p groups while it would wait; the states before these are gathered.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,8 @@ from .messages import Tensors
 from .pipeline import hand_on, spread, take_over
 from .rows import Rows
 from .rules import Rule, join_states, rebuilt, split_state, stack_states
+from .schedules import Schedule, plan
 from .shards import Packing, Shard
-
-Schedule = Literal["auto", "gather", "scan"]
-MOST_GROUPS = 16  # of a scan: each is a message
-GATHER_GROUPS = 4  # of a gather: enough to hide the exchange behind the work on other heads
 
 
 @dataclass(frozen=True)
@@ -88,28 +85,27 @@ def run_causal(
     rule: Rule, layout: Layout, *, state: State | None, return_state: bool, schedule: Schedule
 ) -> tuple[Tensor, State | None]:
     """The rows of this process, and the state after all tokens on every process."""
-    scan = _scans(rule, layout.who.size, schedule)
-    groups = _divisor(rule.parts(), MOST_GROUPS if scan else GATHER_GROUPS)
-    rules = rule.split(groups)
-    given: Sequence[State | None] = [None] * groups if state is None else split_state(state, groups)
-    rows, run = Rows(rule.head_dim, groups, rule.rows_shape(), rule.rows_like()), _scan if scan else _gather
+    planned, who = plan(schedule, rule.parts(), layout.who.size, rule.extra_work), layout.who
+    given = [None] * planned.groups if state is None else split_state(state, planned.groups)
+    rows = Rows(rule.head_dim, planned.groups, rule.rows_shape(), rule.rows_like())
+    total = return_state and layout.packing is None
+    groups = [
+        _Group(part, before, layout, total) for part, before in zip(rule.split(planned.groups), given, strict=True)
+    ]
+    for group in groups[: planned.gathered]:
+        group.summarise()
+    for i in planned.order(who.rank):
+        with rows.place(i):
+            out = groups[i].run()
+        rows.add(i, out)
+    if not return_state:
+        return rows.joined(), None
     finals = []
-    for final in run(rules, given, layout, return_state, rows):
+    for i, group in enumerate(groups):  # exchanges of their own, in the same order on all processes
+        final, token = group.final()
+        rows.tie(i, token)
         finals.append(final)
-    return rows.joined(), join_states([x for x in finals if x is not None]) if return_state else None
-
-
-def _scans(rule: Rule, size: int, schedule: Schedule) -> bool:
-    """Scan if waiting for the first groups takes less time than the summaries would."""
-    if schedule not in get_args(Schedule):
-        raise ValueError(f"unknown schedule {schedule!r}; schedules: {', '.join(get_args(Schedule))}.")
-    if schedule != "auto":
-        return schedule == "scan"
-    return (size - 1) / _divisor(rule.parts(), MOST_GROUPS) <= rule.extra_work
-
-
-def _divisor(number: int, most: int) -> int:
-    return max(n for n in range(1, most + 1) if number % n == 0)
+    return rows.joined(), join_states(finals)
 
 
 def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], names: Sequence[str]) -> Fold:
@@ -128,56 +124,55 @@ def prefixes(layout: Layout, advance: Callable[[Tensors, Tensors], Tensors], nam
     return fold
 
 
-def _gather(
-    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool, rows: Rows
-) -> Iterator[State | None]:
-    total = return_state and layout.packing is None
-    exchanges = []
-    for rule, state in zip(rules, given, strict=True):
-        start, before = layout.last_start(state, rule.batch)
-        if layout.goes_on or total:
+class _Group:
+    """A group of heads on its way. total: the state after all tokens of one sequence is asked for."""
+
+    def __init__(self, rule: Rule, given: State | None, layout: Layout, total: bool):
+        self.rule, self.given, self.layout, self.total = rule, given, layout, total
+        self.exchange: Exchange | None = None
+        self.common: Tensors | None = None
+        self.initial: State | None = None
+        self.after: State | None = None
+
+    def summarise(self) -> None:
+        """Starts to gather what this process's tokens do to a state."""
+        rule, layout = self.rule, self.layout
+        start, before = layout.last_start(self.given, rule.batch)
+        if layout.goes_on or self.total:
             own = rule.summary(start, before, fresh=layout.starts_fresh(layout.who.rank))
         else:
             own = rule.identity()
         like = rule.empty().tensors()
-        fold = prefixes(layout, rule.advance, list(like))
-        exchanges.append(Exchange(own, like, fold, layout.who, shared=total))
-    for rule, state, exchange in zip(rules, given, exchanges, strict=True):
-        prefix, common, token = exchange.finish()
-        initial = layout.initial(rule, state, prefix)
-        with rows.place():
-            out, after = rule.run(initial, layout.bounds)
-        final = None
-        if total:
-            final = rebuilt(after, common)
-        elif return_state:
-            final, second = assembled(rule, layout, state, after)
-            out = tie(out, second)
-        if isinstance(final, LinearState) and isinstance(after, LinearState):
-            final = with_guarded(final, layout, rule.batch, state, initial, after)
-        rows.add(tie(out, token))
-        yield final
+        self.exchange = Exchange(own, like, prefixes(layout, rule.advance, list(like)), layout.who, shared=self.total)
 
+    def run(self) -> Tensor:
+        """The rows, from the state before them: out of the gathered summaries, or handed on by the process before."""
+        rule, layout, prefix, token = self.rule, self.layout, None, None
+        if self.exchange is not None:
+            prefix, self.common, token = self.exchange.finish()
+        elif layout.continues:
+            prefix = take_over(rule.empty().tensors(), layout.who)
+        self.initial = layout.initial(rule, self.given, prefix)
+        out, self.after = rule.run(self.initial, layout.bounds)
+        if self.exchange is None and layout.goes_on:
+            last = self.after if layout.packing is None else sequence(self.after, -1, rule.batch)
+            token = hand_on(last.tensors(), layout.who)
+        return tie(out, token)
 
-def _scan(
-    rules: list[Rule], given: Sequence[State | None], layout: Layout, return_state: bool, rows: Rows
-) -> Iterator[State | None]:
-    for rule, state in zip(rules, given, strict=True):
-        prefix = take_over(rule.empty().tensors(), layout.who) if layout.continues else None
-        with rows.place():
-            out, after = rule.run(layout.initial(rule, state, prefix), layout.bounds)
-        if layout.goes_on:
-            last = after if layout.packing is None else sequence(after, -1, rule.batch)
-            out = tie(out, hand_on(last.tensors(), layout.who))
-        final = None
-        if return_state and layout.packing is None:
-            tensors, token = spread(after.tensors(), layout.who)
-            final, out = rebuilt(after, tensors), tie(out, token)
-        elif return_state:
-            final, token = assembled(rule, layout, state, after)
-            out = tie(out, token)
-        rows.add(out)
-        yield final
+    def final(self) -> tuple[State, Tensor | None]:
+        """The state after all tokens, on every process, and a tensor to tie to the rows."""
+        after, token = self.after, None
+        assert after is not None
+        if self.total and self.common is not None:
+            found = rebuilt(after, self.common)
+        elif self.total:
+            tensors, token = spread(after.tensors(), self.layout.who)
+            found = rebuilt(after, tensors)
+        else:
+            found, token = assembled(self.rule, self.layout, self.given, after)
+        if self.exchange is not None and isinstance(found, LinearState) and isinstance(after, LinearState):
+            found = with_guarded(found, self.layout, self.rule.batch, self.given, self.initial, after)
+        return found, token
 
 
 def assembled(rule: Rule, layout: Layout, given: State | None, after: State) -> tuple[State, Tensor | None]:

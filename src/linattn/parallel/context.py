@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..functional import routing
 from .attention import attention
-from .causal import Schedule
 from .causal_conv1d import causal_conv1d
 from .delta_rule import decayed_sums, delta_rule
 from .groups import GroupLike, Members, entered, members
 from .messages import gather
+from .schedules import Schedule
 from .selective_scan import selective_scan
 from .sequences import mean_loss, next_labels
 from .shards import shard_lengths

@@ -13,11 +13,12 @@ from ..functional.delta_rule import delta_rule as local_delta_rule
 from ..functional.recurrent_checks import check_heads, check_tokens
 from ..ops.packing import CuSeqlens
 from ..states import State
-from .attention import SUMS_EXTRA, expanded, layout_of
-from .causal import Schedule, run_causal
+from .attention import DECAYED_EXTRA, expanded, layout_of
+from .causal import run_causal
 from .exchange import connected
 from .groups import GroupLike, Members, members
 from .messages import Tensors
+from .schedules import Schedule
 from .token_rules import DeltaRule, SumsRule
 
 DELTA_EXTRA = 2.4  # time of a summary as a share of that of the rows: python benchmarks/parallel.py extra
@@ -53,8 +54,8 @@ def delta_rule(
         return_state: also return the state after the last shard, on every process.
         group: a process group, a 1-D DeviceMesh or one with a dimension called "sequence"; None: all processes.
         schedule: "gather" (states and transition matrices of all to all, about 3.4 times the work of one process), "scan"
-            (states from process to process, by groups of heads, with no extra work), or "auto", whichever is expected to
-            take less time.
+            (states from process to process, by groups of heads, with no extra work), "mixed" (as in
+            linattn.parallel.attention), or "auto", whichever is expected to take the least time.
 
     Returns:
         (..., heads, tokens of this process, value dim); with return_state, that and the State.
@@ -111,7 +112,7 @@ def decayed_sums(
             tokens=read,
             options={**options, "enable_gqa": True},
             batch=len(batch),
-            extra_work=SUMS_EXTRA,
+            extra_work=DECAYED_EXTRA,
         )
         found = _run(rule, who, flat, cu_seqlens, state, return_state, schedule)
         return found if isinstance(found, tuple) else (found, None)

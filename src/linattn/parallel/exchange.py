@@ -2,6 +2,8 @@
 
 Backward is the same in the other direction: the gradients of what every process took out of the fold are gathered, and each
 process differentiates the fold by its own summary. All of it has the size of a state, whatever the number of tokens.
+Two nodes of autograd's graph stand for an exchange, so that backward overlaps it with other work as well: the node of `finish`
+starts the gather, and the node of the start, which autograd runs after all that came later, waits for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .groups import Members
-from .messages import Gathering, Tensors, gather
+from .messages import Gathering, Tensors
 
 # The summaries of all processes -> for each process in order what it needs (None: nothing), then one result for all of them.
 Fold = Callable[[Sequence[Tensors]], Iterator[Tensors | None]]
@@ -28,54 +30,73 @@ class Exchange:
     def __init__(
         self, own: Tensors, like: Tensors, fold: Fold, who: Members, *, single: bool = True, shared: bool = False
     ):
-        self.own, self.like, self.fold, self.who, self.single, self.shared = own, like, fold, who, single, shared
+        self.like, self.fold, self.who, self.single, self.shared = like, fold, who, single, shared
+        self.floats = [name for name, x in like.items() if x.is_floating_point()]
+        self.summaries: list[Tensors] = []
         wanted = torch.is_grad_enabled() and any(x.requires_grad for x in own.values())
+        self.started: Tensor | None = None
+        self.gradients: Gathering | None = None
+        if torch.is_grad_enabled():  # backward passes run on all processes or on none, so the anchor requires grad
+            self.started = _Start.apply(self, torch.zeros((), requires_grad=True), *own.values())
         self.gathering = Gathering(own, who, flag=wanted, kind="forward")
 
     def finish(self) -> tuple[Tensors, Tensors, Tensor | None]:
         """What this process needs (zeros if nothing), what all need, and a tensor to `tie` to the output."""
         summaries, differentiable = self.gathering.wait()
-        if not (differentiable and torch.is_grad_enabled()):
+        if not differentiable or self.started is None:
+            self.started = None
             mine, common = _take(self.fold(summaries), self.who.rank, self.shared)
             return _filled(mine, self.like), _filled(common, self.like), None
-        anchor = torch.zeros((), requires_grad=True)  # backward passes run on all processes or on none
-        names = list(self.own)
-        found = _Fold.apply(self, summaries, anchor, *(self.own[name] for name in names))
-        *results, token = found
+        self.summaries = summaries
+        *results, token = _Fold.apply(self, self.started)
+        self.started = None  # the graph holds it
         mine = dict(zip(self.like, results, strict=False)) if self.single else {}
         return mine, dict(zip(self.like, results[len(mine) :], strict=False)), token
 
 
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Exchange, anchor: Tensor, *own: Tensor) -> Tensor:
+        ctx.call = call
+        return anchor.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        call: Exchange = ctx.call
+        assert call.gradients is not None
+        received, _ = call.gradients.wait()
+        call.gradients = None
+        return None, None, *_own_gradients(call, received)
+
+
 class _Fold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Exchange, summaries: list[Tensors], anchor: Tensor, *own: Tensor) -> Any:
-        mine, common = _take(call.fold(summaries), call.who.rank, call.shared)
+    def forward(ctx: Any, call: Exchange, _started: Tensor) -> Any:
+        mine, common = _take(call.fold(call.summaries), call.who.rank, call.shared)
         outputs = [*_filled(mine, call.like).values()] if call.single else []
         outputs += _filled(common, call.like).values() if call.shared else []
-        ctx.call, ctx.summaries = call, summaries
+        ctx.call = call
         ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
-        return (*outputs, anchor.new_zeros(()))
+        return (*outputs, torch.zeros(()))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         call: Exchange = ctx.call
-        floats = [name for name, x in call.like.items() if x.is_floating_point()]
-        order = list(call.like)
-        kinds = [""] * call.single + ["shared "] * call.shared
+        order, kinds = list(call.like), [""] * call.single + ["shared "] * call.shared
         given = {
             kind + name: grads[i * len(order) + order.index(name)].contiguous()
             for i, kind in enumerate(kinds)
-            for name in floats
+            for name in call.floats
         }
-        received, _ = gather(given, call.who, kind="backward")
-        return None, None, None, *_own_gradients(call, ctx.summaries, received, floats)
+        call.gradients = Gathering(given, call.who, flag=False, kind="backward")
+        return None, torch.zeros(())
 
 
-def _own_gradients(
-    call: Exchange, summaries: list[Tensors], received: list[Tensors], floats: list[str]
-) -> list[Tensor | None]:
+def _own_gradients(call: Exchange, received: list[Tensors]) -> list[Tensor | None]:
     """Of this process's summary, from the gradients of what every process took out of the fold."""
+    summaries = call.summaries
     own = {name: x.detach().clone() for name, x in summaries[call.who.rank].items()}
     leaves = {name: x.requires_grad_() for name, x in own.items() if x.is_floating_point()}
     with torch.enable_grad():
@@ -84,7 +105,7 @@ def _own_gradients(
         for j, result in enumerate(folded):
             if result is None or (j == call.who.size and not call.shared):
                 continue
-            for name in floats:
+            for name in call.floats:
                 if not result[name].requires_grad:
                     continue
                 if j < call.who.size:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..engines.native import output_pool
+from .exchange import tie
 
 
 def split(x: Tensor, groups: int, dim: int) -> list[Tensor]:
@@ -60,17 +61,17 @@ class Rows:
 
     def __init__(self, dim: int, groups: int, shape: tuple[int, ...], like: Tensor):
         self.dim, self.groups = dim, groups
-        self.parts: list[Tensor] = []
+        self.parts: dict[int, Tensor] = {}
         self.out: Tensor | None = None
         if groups > 1:
             pooled = like.dtype is torch.float32 and like.is_cpu and len(shape) <= 4
             self.out = output_pool.empty(*shape) if pooled else like.new_empty(shape)
 
-    def place(self) -> AbstractContextManager[None]:
-        """A context for the next group, whose rows then need not be copied, if they are contiguous in the whole."""
+    def place(self, i: int) -> AbstractContextManager[None]:
+        """A context for group i, whose rows then need not be copied, if they are contiguous in the whole."""
         if self.out is None:
             return nullcontext()
-        target = self._target(len(self.parts))
+        target = self._target(i)
         if not target.is_contiguous() or target.dtype is not torch.float32 or not target.is_cpu:
             return nullcontext()
         # No view as autograd understands it, but a tensor on the same memory.
@@ -82,20 +83,25 @@ class Rows:
         width = self.out.shape[self.dim] // self.groups
         return self.out.narrow(self.dim, i * width, width)
 
-    def add(self, rows: Tensor) -> None:
+    def add(self, i: int, rows: Tensor) -> None:
         if self.out is not None:
-            target = self._target(len(self.parts))
+            target = self._target(i)
             assert target.shape == rows.shape
             if rows.numel() and target.data_ptr() != rows.data_ptr():
                 target.copy_(rows.detach())
-        self.parts.append(rows)
+        self.parts[i] = rows
+
+    def tie(self, i: int, token: Tensor | None) -> None:
+        """The backward pass of group i also runs the exchange that gave the token."""
+        self.parts[i] = tie(self.parts[i], token)
 
     def joined(self) -> Tensor:
         if self.out is None:
             return self.parts[0]
-        if not any(x.requires_grad for x in self.parts):
+        parts = [self.parts[i] for i in range(self.groups)]
+        if not any(x.requires_grad for x in parts):
             return self.out
-        whole: Tensor = _Join.apply(self.out, self.dim, *self.parts)
+        whole: Tensor = _Join.apply(self.out, self.dim, *parts)
         return whole
 
 

@@ -11,12 +11,13 @@ from ..engines.call import EngineName
 from ..functional import routing
 from ..functional.selective_scan import selective_scan as local_scan
 from ..states import ScanState, State
-from .causal import Layout, Schedule, run_causal
+from .causal import Layout, run_causal
 from .exchange import connected
 from .groups import GroupLike, members
 from .messages import Tensors
 from .rows import split
 from .rules import Rule
+from .schedules import Schedule
 
 CHANNELS = {"u": -2, "delta": -2, "z": -2, "A": 0, "D": 0, "delta_bias": 0}
 
