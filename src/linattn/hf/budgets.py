@@ -16,7 +16,7 @@ from .._tensor_files import read_tensors, write_tensors
 from ..nearfar import NearFar
 
 STEM = "linattn-budgets"
-RULE = 2  # by which near/far chooses what to pool: errors that were measured under another say nothing
+RULE = 3  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
 
 
 @dataclass
@@ -36,12 +36,14 @@ class Calibration:
         kernel: the arguments of the measured NearFar kernel, without slots and recall.
         options: the choices measured for every head, cheapest first.
         errors: (layers, kv heads, options), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
+        weights: (layers,), how much the errors of each layer count (`importance.layer_weights`).
         chosen: layer -> the option of each kv head.
     """
 
     kernel: dict[str, float]
     options: list[Option]
     errors: Tensor
+    weights: Tensor
     chosen: dict[int, list[int]]
 
     @property
@@ -82,7 +84,8 @@ class Calibration:
         kept = [i for i, option in enumerate(self.options) if recall or not option.recall]
         order = sorted(range(len(options)), key=lambda i: options[i].price)
         options, errors = [options[i] for i in order], self.errors[..., [kept[i] for i in order]]
-        rows = hand_out(errors, [option.price for option in options], mean_slots)
+        weighted = errors * self.weights[:, None, None]
+        rows = hand_out(weighted, [option.price for option in options], mean_slots)
         return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows, strict=False)))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -92,7 +95,7 @@ class Calibration:
         tried = [asdict(option) for option in self.options]
         chosen = {str(k): v for k, v in self.chosen.items()}
         content = {"rule": RULE, "kernel": self.kernel, "options": tried, "chosen": chosen}
-        write_tensors(path / f"{STEM}.safetensors", {"errors": self.errors}, {"format": STEM})
+        write_tensors(path / f"{STEM}.safetensors", {"errors": self.errors, "weights": self.weights}, {"format": STEM})
         write_json(path / f"{STEM}.json", content)
 
     @staticmethod
@@ -109,7 +112,7 @@ class Calibration:
             tensors, _ = read_tensors(path / f"{STEM}.safetensors")
             chosen = {int(k): [int(i) for i in v] for k, v in content["chosen"].items()}
             options = [Option(**option) for option in content["options"]]
-            return Calibration(content["kernel"], options, tensors["errors"], chosen)
+            return Calibration(content["kernel"], options, tensors["errors"], tensors["weights"], chosen)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path / STEM}.json is not a calibration of linattn: {error!r}") from error
 

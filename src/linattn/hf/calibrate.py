@@ -20,9 +20,10 @@ from ..nearfar import NearFar
 from .alibi import AlibiForward, is_alibi
 from .attention import PADDING
 from .biases import LayerBiases, biases_of
-from .budgets import RULE, Calibration, Option, hand_out
+from .budgets import RULE, Calibration, Option
 from .exact import exact as exact_attention
 from .hybrids.layers import replace_forward
+from .importance import layer_weights, output_layer
 from .learned_sinks import Tokens, as_a_token
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .unfinished import Unfinished
@@ -97,12 +98,9 @@ def calibrate(
         return done.rows[layer] if layer in done.rows else done.add(layer, _try(near_far, options, ids, measure))
 
     errors = torch.stack(measure_layers(model, ids, visit, progress))
-    order = sorted(range(len(options)), key=lambda i: options[i].price)
-    options, errors = [options[i] for i in order], errors[..., order]
-    rows = hand_out(errors, [option.price for option in options], mean_slots)
-    result = Calibration(
-        shape, options, errors, dict(zip((int(module.layer_idx) for module in modules), rows, strict=False))
-    )
+    weights = layer_weights(model, ids, modules)
+    layers = [int(module.layer_idx) for module in modules]
+    result = Calibration(shape, options, errors, weights, {layer: [] for layer in layers}).with_mean(mean_slots)
     if save is not None:
         result.save(save)
         done.finish()
@@ -219,12 +217,11 @@ def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tenso
 
 def _output_weight(module: Any) -> Tensor | None:
     """(hidden, heads * dim): the matrix that mixes the heads, where the module has it."""
-    for name in ("o_proj", "out_proj", "dense", "c_proj"):
-        layer = getattr(module, name, None)
-        if layer is not None and hasattr(layer, "weight"):
-            weight = layer.weight.detach().float()
-            return weight if isinstance(layer, nn.Linear) else weight.T  # GPT-2's Conv1D is the other way round
-    return None
+    layer = output_layer(module)
+    if layer is None:
+        return None
+    weight: Tensor = layer.weight.detach().float()
+    return weight if isinstance(layer, nn.Linear) else weight.T  # GPT-2's Conv1D is the other way round
 
 
 @contextmanager
