@@ -100,9 +100,10 @@ def recall(settings: Settings) -> Iterator[Row]:
     }
 
     def one_by_one(name: str) -> None:
-        now = states[name]
         for one in block:
-            _, now = linattn.attention(*one, kernel=kernels[name], state=now, return_state=True, **options)
+            _, states[name] = linattn.attention(
+                *one, kernel=kernels[name], state=states[name], return_state=True, **options
+            )
 
     writing: dict[str, Callable[[], object]] = {name: lambda name=name: one_by_one(name) for name in kernels}
     for what, calls in (("recall reading", reading), ("recall one token", writing)):

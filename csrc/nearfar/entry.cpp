@@ -26,7 +26,12 @@ EXPORT int64_t linattn_nearfar_merge_call_size() { return sizeof(MergeCall); }
 /// New tokens, from a state to a state; outputs if c->out is given.
 EXPORT int32_t linattn_nearfar_prefill(const NearFarCall* c) {
   const NearFarKernels& kernels = nearfar_kernels();
-  return run_kernels(c->batch * c->kv_heads, c->threads, [&](int64_t head) { return kernels.prefill(*c, head); });
+  const int64_t heads = c->batch * c->kv_heads;
+  if (!c->far) return run_kernels(heads, c->threads, [&](int64_t head) { return kernels.prefill(*c, head); });
+  // Heads with recall take longest and go first, so that no thread starts one while the others finish.
+  const auto recalls = [&](int64_t head) { return c->far->recall[head % c->kv_heads] > 0; };
+  return run_kernels(2 * heads, c->threads,
+                     [&](int64_t i) { return recalls(i % heads) == (i < heads) ? kernels.prefill(*c, i % heads) : OK; });
 }
 
 /// One token inside a block, `step` after the tokens that shared->seen counts. `shared` holds what the calls of one block

@@ -47,13 +47,13 @@ class FarCache {
 
   /// Floats of work space that the functions below need.
   static int64_t floats(int64_t dim, int64_t value_dim) {
-    return UNIT * (row_stride(dim) + row_stride(value_dim)) + 3 * row_stride(2 * dim) + 128;
+    return UNIT * (row_stride(dim) + row_stride(value_dim)) + 4 * row_stride(dim) + 128;
   }
 
-  /// Whether a block has a token, by the log-shares (cells) of all tokens.
-  bool alive(const float* shares, int64_t block) const {
-    bool any = false;
-    for (int64_t i = block * unit; i < (block + 1) * unit; ++i) any |= shares[i] > -__builtin_inff();
+  /// Whether a block has a token, by the log-shares (cells) of all tokens. Mostly its last cell tells.
+  INLINE bool alive(const float* shares, int64_t block) const {
+    bool any = shares[(block + 1) * unit - 1] > -__builtin_inff();
+    for (int64_t i = block * unit; !any && i < (block + 1) * unit; ++i) any = shares[i] > -__builtin_inff();
     return any;
   }
 
@@ -61,7 +61,21 @@ class FarCache {
   void load_bounds(int64_t block, float* mean, float* var) const {
     load_row(bounds_type(), bound(block, 0), dim, 1, mean);
     load_row(bounds_type(), bound(block, dim), dim, 1, var);
-    if (far.position >= 0) mean[far.position] = place(float(block * unit) + float(unit - 1) / 2);
+    if (far.position >= 0) mean[far.position] = middle(block);
+  }
+
+  /// sums (2 R), each to be summed over its lanes: R queries x (R, ld) times the mean of a block, and their squares (R, ld)
+  /// times its variance.
+  template <int R>
+  INLINE void bound_products(int64_t block, const float* x, const float* squares, int64_t ld, vec (&sums)[2 * R]) const {
+    if (far.bits == 32) {
+      sum_bounds<R>(reinterpret_cast<const float*>(bound(block, 0)), x, squares, ld, sums);
+    } else {
+      sum_bounds<R>(reinterpret_cast<const uint16_t*>(bound(block, 0)), x, squares, ld, sums);
+    }
+    if (far.position < 0) return;
+    const float stored = half_to_float(*reinterpret_cast<const uint16_t*>(bound(block, far.position)));
+    for (int r = 0; r < R; ++r) sums[2 * r][0] += (middle(block) - stored) * x[r * ld + far.position];
   }
 
   /// Loads a block into a place of `rows`.
@@ -87,10 +101,14 @@ class FarCache {
   /// tokens.
   void store_block(int64_t block, const float* keys, const float* values, int64_t missing, float* space) const {
     const int64_t ld = row_stride(dim);
-    float* range = carve(space, row_stride(2 * dim));  // mean, then variance
-    moments(keys + missing * ld, unit - missing, range, range + dim);
-    for (int64_t d = 0; far.bits == 8 && d < 2 * dim; ++d) range[d] = fmax2(-LARGEST_HALF, fmin2(range[d], LARGEST_HALF));
-    store_rows(bounds_type(), range, 0, 1, 2 * dim, bound(block, 0), 0);
+    float *mean = carve(space, ld), *var = carve(space, ld);
+    moments(keys + missing * ld, unit - missing, mean, var);
+    for (int64_t d = 0; far.bits == 8 && d < dim; ++d) {
+      mean[d] = fmax2(-LARGEST_HALF, fmin2(mean[d], LARGEST_HALF)), var[d] = fmin2(var[d], LARGEST_HALF);
+    }
+    store_rows(bounds_type(), mean, 0, 1, dim, bound(block, 0), 0);
+    store_rows(bounds_type(), var, 0, 1, dim, bound(block, dim), 0);
+    if (far.bits == 8) key_scale(block, mean, var);
     for (int64_t i = 0; i < unit; ++i) {
       const float *key = keys + i * ld, *value = values + i * row_stride(value_dim);
       const int64_t cell = block * unit + i;
@@ -98,7 +116,7 @@ class FarCache {
         memset(entry(cell, 0), 0, size_t((dim + value_dim) * far.bits / 8));
         if (far.bits == 8) memset(bound(block, 2 * dim + i), 0, 2);
       } else if (far.bits == 8) {
-        store_codes(block, i, key, value, space);
+        store_codes(block, i, key, value, mean, var);
       } else {
         const int32_t type = far.bits == 32 ? FLOAT32 : FLOAT16;
         store_rows(type, key, 0, 1, dim, entry(cell, 0), 0);
@@ -119,16 +137,45 @@ class FarCache {
   char* bound(int64_t block, int64_t d) const { return bounds + block * bounds_bytes() + d * dtype_size(bounds_type()); }
   /// The coordinate that holds the position of a cell.
   float place(float cell) const { return (cell - float(far.shift)) * far.position_unit; }
+  float middle(int64_t block) const { return place(float(block * unit) + float(unit - 1) / 2); }
 
-  /// mean, var (D) of n keys.
+  /// The first n of VL numbers, then 0.
+  static INLINE vec load_numbers(const float* from, int64_t n) { return load_some(from, n); }
+  static INLINE vec load_numbers(const uint16_t* from, int64_t n) {
+    uint16_t some[VL] = {};
+    if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+    vec x;
+    for (int i = 0; i < VL; ++i) x[i] = half_to_float(from[i]);
+    return x;
+#endif
+  }
+
+  /// As bound_products, with bounds (2 D) as they are stored.
+  template <int R, class Number>
+  INLINE void sum_bounds(const Number* from, const float* x, const float* squares, int64_t ld, vec (&sums)[2 * R]) const {
+    for (vec& each : sums) each = vec{};
+    for (int64_t d = 0; d < dim; d += VL) {
+      const vec mean = load_numbers(from + d, dim - d), var = load_numbers(from + dim + d, dim - d);
+      UNROLL(4)
+      for (int r = 0; r < R; ++r) {
+        sums[2 * r] += mean * load(x + r * ld + d);
+        sums[2 * r + 1] += var * load(squares + r * ld + d);
+      }
+    }
+  }
+
+  /// mean, var (D) of n keys (row_stride(D)), padded to whole vectors.
   void moments(const float* keys, int64_t n, float* mean, float* var) const {
     const int64_t ld = row_stride(dim);
-    for (int64_t d = 0; d < dim; ++d) {
-      float total = 0, squares = 0;
-      for (int64_t i = 0; i < n; ++i) total += keys[i * ld + d];
-      mean[d] = total / float(n);
-      for (int64_t i = 0; i < n; ++i) squares += (keys[i * ld + d] - mean[d]) * (keys[i * ld + d] - mean[d]);
-      var[d] = squares / float(n);
+    for (int64_t d = 0; d < dim; d += VL) {
+      vec total = {}, squares = {};
+      for (int64_t i = 0; i < n; ++i) total += load(keys + i * ld + d);
+      total /= float(n);
+      for (int64_t i = 0; i < n; ++i) squares += (load(keys + i * ld + d) - total) * (load(keys + i * ld + d) - total);
+      store(mean + d, total), store(var + d, squares / float(n));
     }
   }
 
@@ -157,10 +204,9 @@ class FarCache {
     }
   }
 
-  /// The codes of token i of a block whose bounds are stored, and the range of its value.
-  void store_codes(int64_t block, int64_t i, const float* key, const float* value, float* space) const {
-    float *mean = carve(space, row_stride(dim)), *radius = carve(space, row_stride(dim));
-    key_scale(block, mean, radius);
+  /// The codes of token i of a block with this mean and radius of its keys, and the range of its value.
+  void store_codes(int64_t block, int64_t i, const float* key, const float* value, const float* mean,
+                   const float* radius) const {
     int8_t* code = reinterpret_cast<int8_t*>(entry(block * unit + i, 0));
     for (int64_t d = 0; d < dim; ++d) code[d] = quantized((key[d] - mean[d]) / fmax2(radius[d], LEAST_RANGE));
     float top = 0;

@@ -336,23 +336,19 @@ class Prefill {
         load_query(g, first + i, c.sqrt_scale * LOG2E_F, work.query + i * row_stride(c.dim));
       }
       flags |= attend(window, far, scores_of(c, shape.kv * shape.groups + g), low, first, n, work);
-      if (recall) {
-        recall->take(g, n, far, work);
-      } else {
-        write_rows(g, first, n, work.rows);
-      }
+      if (recall) recall->take(g, n, far, work);
+      for (int64_t i = 0; i < n && !recall; ++i) write_row(g, first + i, work.rows + i * row_stride(c.value_dim));
     }
     if (!recall) return flags;
-    flags |= recall->correct(n, slots.n, c.logit_cap * LOG2E_F);
-    for (int64_t g = 0; g < shape.groups; ++g) write_rows(g, first, n, recall->output(g, n));
+    flags |= recall->correct(n, c.logit_cap * LOG2E_F);
+    for (int64_t i = 0; i < shape.groups * n; ++i) write_row(i / n, first + i % n, recall->output(i % n, i / n));
     return flags;
   }
 
-  /// Writes outputs (n, row_stride(M)) of the tokens from `first` on.
-  void write_rows(int64_t group, int64_t first, int64_t n, const float* rows) const {
-    const int64_t M = c.value_dim;
-    float* out = c.out + (shape.b * c.heads + shape.kv * shape.groups + group) * c.tokens * M;
-    for (int64_t i = 0; i < n; ++i) copy_row(out + token(first + i) * M, rows + i * row_stride(M), M);
+  /// Writes the output (row_stride(M)) of a query.
+  void write_row(int64_t group, int64_t position, const float* row) const {
+    const int64_t query_head = shape.b * c.heads + shape.kv * shape.groups + group;
+    copy_row(c.out + (query_head * c.tokens + token(position)) * c.value_dim, row, c.value_dim);
   }
 
   /// Writes the outgoing state.

@@ -38,6 +38,7 @@ struct RecallShape {
     recall = imin(recall, units);
   }
   bool on() const { return units > 0; }
+  int64_t pass() const { return Correction::pass(block, groups, recall); }
   int64_t panels() const;
   int64_t columns() const;
   int64_t floats() const;
@@ -53,22 +54,18 @@ class RecallBlock {
         shape(sizes),
         cache(call, batch, kv),
         rows(sizes.units, call.dim, call.value_dim, at),
-        corrector(sizes.groups, sizes.recall, call.dim, at),
-        slot_stride(feature_stride(sizes.slots)) {
+        attended(sizes.groups * sizes.block, call.dim, call.value_dim, sizes.slots, at),
+        correction(sizes.pass(), sizes.groups, sizes.recall, sizes.units, at) {
     const int64_t queries = shape.groups * shape.block, head = batch * c.far->heads + c.far->row[kv];
     slot = c.far->slot_new + head * shape.cells, log_share = c.far->log_share_new + head * shape.cells;
     mean = carve(at, shape.panels() * PANEL * round_up(c.dim, VL));
     var = carve(at, shape.panels() * PANEL * round_up(c.dim, VL));
-    query = carve(at, queries * row_stride(c.dim)), squares = carve(at, queries * row_stride(c.dim));
-    slot_weight = carve(at, queries * slot_stride), out = carve(at, queries * row_stride(c.value_dim));
-    log_z = carve(at, queries), products = carve(at, queries * PANEL);
+    squares = carve(at, queries * row_stride(c.dim)), products = carve(at, queries * PANEL);
     scores = carve(at, shape.block * shape.columns());
     space = carve(at, FarCache::floats(c.dim, c.value_dim));
     change = carve(at, shape.slots), members = reinterpret_cast<int32_t*>(carve(at, shape.slots));
-    chosen.block = reinterpret_cast<int64_t*>(carve(at, 2 * (shape.units + 1)));
-    chosen.place = chosen.block;
-    alive = reinterpret_cast<uint8_t*>(carve(at, shape.columns() / 4));
-    loaded = reinterpret_cast<uint8_t*>(carve(at, shape.columns() / 4));
+    absent = carve(at, shape.columns()), loaded = reinterpret_cast<uint8_t*>(carve(at, shape.columns() / 4));
+    shares = carve(at, shape.units * UNIT), places = reinterpret_cast<int32_t*>(carve(at, shape.units * UNIT));
   }
 
   /// Loads the far tokens of the incoming state. place: the index in work space of each slot of the state.
@@ -78,7 +75,8 @@ class RecallBlock {
       slot[i] = !held ? 0 : slots ? place[cache.slot[i]] : cache.slot[i];
       log_share[i] = held ? cache.log_share[i] : -__builtin_inff();
     }
-    memset(loaded, 0, size_t(shape.columns())), memset(alive, 0, size_t(shape.columns()));
+    memset(loaded, 0, size_t(shape.columns()));
+    for (int64_t i = 0; i < shape.columns(); ++i) absent[i] = -__builtin_inff();
     memset(mean, 0, size_t(shape.panels() * PANEL * round_up(c.dim, VL)) * 4);
     memset(var, 0, size_t(shape.panels() * PANEL * round_up(c.dim, VL)) * 4);
     for (int64_t i = 0; i < cache.cells / cache.unit; ++i) {
@@ -103,7 +101,8 @@ class RecallBlock {
   }
 
   /// Follows the slots through a merge of n slots: s.place has their new indices, s.weight their weights before.
-  void follow_merge(const Metric& m, int64_t n, const Slots& to, const MergeScratch& s) const {
+  void follow_merge(const Metric& m, int64_t n, const Slots& to, const MergeScratch& s) {
+    changed = true;
     for (int64_t t = 0; t < to.n; ++t) members[t] = 0;
     for (int64_t i = 0; i < n; ++i) ++members[s.place[i]];
     for (int64_t i = 0; i < n; ++i) {
@@ -116,59 +115,63 @@ class RecallBlock {
   }
 
   /// Takes over n queries of group g that attended to everything else: s.rows and what led to them.
-  void take(int64_t g, int64_t n, const FarField& far, const AttendScratch& s) const {
+  void take(int64_t g, int64_t n, const FarField& far, const AttendScratch& s) {
     const int64_t ld = row_stride(c.dim), lv = row_stride(c.value_dim);
-    copy_row(query + g * n * ld, s.query, n * ld), copy_row(out + g * n * lv, s.rows, n * lv);
+    attended.slots = far.slots;
     for (int64_t i = 0; i < n; ++i) {
-      float* weight = slot_weight + (g * n + i) * slot_stride;
-      copy_row(weight, s.logits + i * s.ld + far.sinks, far.slots);
-      scale_row(weight, s.factor[i], far.slots);
-      log_z[g * n + i] = s.top[i] - __builtin_log2f(s.factor[i]);
+      const int64_t row = i * shape.groups + g;
+      copy_row(attended.query + row * ld, s.query + i * ld, ld), copy_row(attended.out + row * lv, s.rows + i * lv, lv);
+      attended.take(row, s.logits + i * s.ld + far.sinks, s.factor[i], s.top[i]);
     }
   }
 
-  /// Corrects the outputs of n tokens. slots: how many there are. Returns flags.
-  int32_t correct(int64_t n, int64_t slots, float cap) {
+  /// Corrects the outputs of n tokens. Returns flags.
+  int32_t correct(int64_t n, float cap) {
     const bool all = living <= shape.recall;
+    update_shares();
     if (!all) score_blocks(n, cap);
-    if (all) choose_all();
-    Attended attended[64];
-    for (int64_t i = 0; i < n; ++i) {
-      if (!all) chosen.n = select_largest(scores + i * shape.columns(), round_up(units, VL), shape.recall, chosen.block);
-      for (int64_t k = 0; k < chosen.n; ++k) load_block(chosen.block[k]);
-      if (!all || i == 0) corrector.load_shares(chosen, cache.unit, slot, log_share);
-      for (int64_t g = 0; g < shape.groups; ++g) {
-        const int64_t row = g * n + i;
-        const float* weight = slots > 0 ? slot_weight + row * slot_stride : nullptr;
-        attended[g] = {out + row * row_stride(c.value_dim), log_z[row], weight};
+    for (int64_t first = 0; first < n; first += shape.pass()) {
+      const int64_t tokens = imin(shape.pass(), n - first);
+      for (int64_t i = 0; i < tokens; ++i) {
+        int32_t* choices = correction.choices(i);
+        int64_t count = 0;
+        if (all) {
+          count = choose_all(choices);
+        } else {
+          count = select_largest(scores + (first + i) * shape.columns(), round_up(units, VL), shape.recall, choices);
+        }
+        for (int64_t k = 0; k < count; ++k) load_block(choices[k]);
+        correction.choice_count(i) = int32_t(count);
       }
-      const int64_t ld = row_stride(c.dim);
-      corrector.correct(rows, chosen, query + i * ld, n * ld, shape.groups, cap, attended);
+      correction.run(rows, units, tokens, attended, first * shape.groups, cap, shares, places);
     }
-    return check_rows(out, shape.groups * n, c.value_dim);
+    return check_rows(attended.out, shape.groups * n, c.value_dim);
   }
 
-  /// The corrected outputs (n, row_stride(M)) of group g.
-  const float* output(int64_t g, int64_t n) const { return out + g * n * row_stride(c.value_dim); }
+  /// The corrected output (row_stride(M)) of query g of token i.
+  const float* output(int64_t i, int64_t g) const {
+    return attended.out + (i * shape.groups + g) * row_stride(c.value_dim);
+  }
 
  private:
   const NearFarCall& c;
   const RecallShape shape;
   const FarCache cache;
   const FarRows rows;  // by block; those that were needed
-  const Corrector corrector;
-  const int64_t slot_stride;
-  int64_t* slot;                     // (cells), in the outgoing state
-  float* log_share;                  // (cells), in the outgoing state
-  float *mean, *var;                 // (panels, D, PANEL): bounds as columns
-  float *query, *squares;            // (groups n, row_stride(D)): in units of log2, and their squares
-  float *slot_weight, *out, *log_z;  // (groups n, slot_stride), (groups n, row_stride(M)), (groups n)
-  float *products, *scores;          // (groups n, PANEL), (block, columns)
+  Attended attended;
+  const Correction correction;
+  int64_t* slot;              // (cells), in the outgoing state
+  float* log_share;           // (cells), in the outgoing state
+  float *mean, *var;          // (panels, D, PANEL): bounds as columns
+  float *squares, *products;  // (groups n, row_stride(D)): of the queries; (groups n, PANEL)
+  float* scores;              // (block, columns)
   float *space, *change;
   int32_t* members;
-  Chosen chosen;
-  uint8_t *alive, *loaded;        // (units)
+  uint8_t* loaded;                // (units): whether a block is in `rows`
+  float *absent, *shares;         // (columns): 0, or -inf for a block without a token; (units, UNIT): see far_shares
+  int32_t* places;                // (units, UNIT)
   int64_t units = 0, living = 0;  // blocks so far, and how many of them have a token
+  bool changed = true;            // whether shares and places are out of date
 
   /// Enters a block, whose bounds are stored, among those that are chosen from.
   void add_bounds(int64_t block) {
@@ -177,9 +180,10 @@ class RecallBlock {
     cache.load_bounds(block, m, v);
     const int64_t at = block / PANEL * PANEL * round_up(c.dim, VL) + block % PANEL;
     for (int64_t d = 0; d < c.dim; ++d) mean[at + d * PANEL] = m[d], var[at + d * PANEL] = v[d];
-    living += !alive[block];
-    alive[block] = 1;
+    living += absent[block] != 0;
+    absent[block] = 0;
     units = imax(units, block + 1);
+    changed = true;
   }
 
   void load_block(int64_t block) const {
@@ -191,29 +195,40 @@ class RecallBlock {
   /// scores (n, columns): of all blocks for each token, by the query that would gain most.
   void score_blocks(int64_t n, float cap) const {
     const int64_t ld = row_stride(c.dim), m = shape.groups * n;
-    for (int64_t j = 0; j < m * ld; j += VL) store(squares + j, load(query + j) * load(query + j));
+    for (int64_t j = 0; j < m * ld; j += VL) store(squares + j, load(attended.query + j) * load(attended.query + j));
     for (int64_t first = 0; first < units; first += PANEL) {
       const int64_t width = imin(PANEL, round_up(units - first, VL)), at = first * round_up(c.dim, VL);
-      const Operand to_var{squares, ld, 1, var + at, PANEL, c.dim}, to_mean{query, ld, 1, mean + at, PANEL, c.dim};
+      const Operand to_var{squares, ld, 1, var + at, PANEL, c.dim}, to_mean{attended.query, ld, 1, mean + at, PANEL, c.dim};
       gemm(m, width, &to_var, 1, Store<false>{products, PANEL});
-      gemm(m, width, &to_mean, 1, BoundScores{products, PANEL, cap, log_z});
+      gemm(m, width, &to_mean, 1, BoundScores{products, PANEL, cap, attended.log_z});
       for (int64_t i = 0; i < n; ++i) {
         float* row = scores + i * shape.columns() + first;
         for (int64_t j = 0; j < width; j += VL) {
-          vec best = load(products + i * PANEL + j);
-          for (int64_t g = 1; g < shape.groups; ++g) best = vmax(load(products + (g * n + i) * PANEL + j), best);
-          store(row + j, best);
+          const float* own = products + i * shape.groups * PANEL + j;
+          vec best = load(own);
+          for (int64_t g = 1; g < shape.groups; ++g) best = vmax(load(own + g * PANEL), best);
+          store(row + j, best + load(absent + first + j));
         }
-        for (int64_t j = 0; j < width; ++j) row[j] = alive[first + j] ? row[j] : -__builtin_inff();
       }
     }
   }
 
-  void choose_all() {
-    chosen.n = 0;
-    for (int64_t i = 0; i < units; ++i) {
-      if (alive[i]) chosen.block[chosen.n++] = i;
+  /// Brings `shares` and `places` up to date.
+  void update_shares() {
+    const int64_t unit = cache.unit;
+    for (int64_t i = 0; changed && i < units; ++i) {
+      far_shares(log_share + i * unit, slot + i * unit, unit, shares + i * UNIT, places + i * UNIT);
     }
+    changed = false;
+  }
+
+  /// to: all blocks that have a token; returns how many these are.
+  int64_t choose_all(int32_t* to) const {
+    int64_t count = 0;
+    for (int64_t i = 0; i < units; ++i) {
+      if (absent[i] == 0) to[count++] = int32_t(i);
+    }
+    return count;
   }
 };
 
@@ -222,9 +237,10 @@ inline int64_t RecallShape::columns() const { return panels() * RecallBlock::PAN
 inline int64_t RecallShape::floats() const {
   if (!on()) return 0;
   const int64_t queries = groups * block, bounds = 2 * columns() * round_up(dim, VL);
-  const int64_t each = 2 * row_stride(dim) + feature_stride(slots) + row_stride(value_dim) + 1 + RecallBlock::PANEL;
-  return FarRows::floats(units, dim, value_dim) + Corrector::floats(groups, recall, dim) + bounds + queries * each +
-         block * columns() + FarCache::floats(dim, value_dim) + 2 * slots + 2 * units + columns() + 1024;
+  return FarRows::floats(units, dim, value_dim) + Attended::floats(queries, dim, value_dim, slots) +
+         Correction::floats(pass(), groups, recall, units) + FarCache::floats(dim, value_dim) + bounds +
+         queries * (row_stride(dim) + RecallBlock::PANEL) + block * columns() + 2 * slots + 2 * columns() +
+         2 * units * UNIT + 1024;
 }
 
 }  // namespace
