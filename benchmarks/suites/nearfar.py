@@ -16,7 +16,11 @@ HEADS, DIM, PAST = 8, 64, 16384
 TORCH_UP_TO = 8192  # tokens; beyond, only the native engine is timed
 BARS = {2048: 0.6, 32768: 0.06}  # of SDPA's time
 # Of a layer of SmolLM2-135M, 3 kv heads: one head that recalls as calibration gives it, and all three.
-RECALLS = {"1 of 3 heads, 64 blocks": [64, 0, 0], "3 of 3 heads, 16 blocks": [16] * 3, "3 of 3 heads, 64 blocks": [64] * 3}
+RECALLS = {
+    "1 of 3 heads, 64 blocks": [64, 0, 0],
+    "3 of 3 heads, 16 blocks": [16] * 3,
+    "3 of 3 heads, 64 blocks": [64] * 3,
+}
 RECALL_BAR = 1.5  # times the time without recall
 
 
@@ -84,7 +88,7 @@ def grouped(count: int) -> list[torch.Tensor]:
 @case("near/far recall")
 @torch.inference_mode()
 def recall(settings: Settings) -> Iterator[Row]:
-    """Reading with recall, and one token after it, as multiples of the time without (9 heads, 3 kv heads, far tokens in 8 bits)."""
+    """Reading with recall, and one token after it, as multiples of the time without (9 heads, 3 kv heads, 8 bits)."""
     length = 1024 if settings.quick else 8192
     q, k, v = grouped(length)
     block = [[x[:, :, t : t + 1].contiguous() for x in grouped(64)] for t in range(64)]
