@@ -18,8 +18,8 @@ INLINE vec gather(const float* from, const int32_t* index) {
 }
 
 /// The tokens of a block, for one coordinate.
-typedef float columns __attribute__((vector_size(UNIT * 4)));
-typedef float unaligned_columns __attribute__((vector_size(UNIT * 4), aligned(4), may_alias));
+typedef float unit_vec __attribute__((vector_size(UNIT * 4)));
+typedef float unaligned_unit_vec __attribute__((vector_size(UNIT * 4), aligned(4), may_alias));
 
 /// shares, slots (UNIT): the shares that the tokens of a block have of their slots, -1 for an empty cell, and the slots.
 inline void far_shares(const float* log_share, const int64_t* slot, int64_t unit, float* shares, int32_t* slots) {
@@ -127,13 +127,13 @@ void block_products(const float* keys, const float* const* x, int64_t ld, int64_
   constexpr int STEPS = T * R < 4   ? 4
                         : T * R < 8 ? 2
                                     : 1;  // coordinates that are summed apart: few sums would wait for each other
-  columns acc[STEPS][T][R] = {};
+  unit_vec acc[STEPS][T][R] = {};
   const float* query[T];
   for (int t = 0; t < T; ++t) query[t] = x[t];
   for (int64_t d = 0; d < dim; d += STEPS) {
     UNROLL(4)
     for (int s = 0; s < STEPS; ++s) {
-      const columns key = *reinterpret_cast<const unaligned_columns*>(keys + (d + s) * UNIT);
+      const unit_vec key = *reinterpret_cast<const unaligned_unit_vec*>(keys + (d + s) * UNIT);
       UNROLL(4)
       for (int t = 0; t < T; ++t) {
         UNROLL(3)
@@ -144,7 +144,7 @@ void block_products(const float* keys, const float* const* x, int64_t ld, int64_
   for (int t = 0; t < T; ++t) {
     for (int r = 0; r < R; ++r) {
       for (int s = 1; s < STEPS; ++s) acc[0][t][r] += acc[s][t][r];
-      *reinterpret_cast<unaligned_columns*>(to[t] + r * ld_to) = acc[0][t][r];
+      *reinterpret_cast<unaligned_unit_vec*>(to[t] + r * ld_to) = acc[0][t][r];
     }
   }
 }

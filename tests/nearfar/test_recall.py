@@ -5,8 +5,9 @@ import torch
 
 import linattn
 from linattn import NearFar, attention
-from native_support import needs_native
+from native_support import close, needs_native
 from nearfar_support import CAUSAL, SMALL, error, exact, in_pieces, state_saved_forked_and_selected, tensors
+from nearfar_twin import twin
 
 ALL = 1000  # more blocks than any sequence here has
 
@@ -39,6 +40,16 @@ def test_exact_when_everything_is_recalled(engine, slots, window, sinks, block):
     torch.testing.assert_close(whole, exact(q, k, v, is_causal=True), atol=1e-5, rtol=0)
     pieces, _ = in_pieces(q, k, v, [1, 70, 1, 1, 77], kernel, engine=engine)
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("slots", [0, 10])
+def test_as_the_definition_token_by_token(engine, slots, cap):
+    q, k, v = tensors(100, batch=1)
+    kernel = NearFar(12, slots, 3, 8, recall=2, logit_cap=cap)
+    expected = twin(q, k, v, kernel)
+    close(attention(q, k, v, kernel=kernel, engine=engine, **CAUSAL), expected)
+    close(in_pieces(q, k, v, [40] + [1] * 60, kernel, engine=engine)[0], expected)
 
 
 def test_what_was_copied_from_far_back_is_found(engine):
