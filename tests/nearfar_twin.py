@@ -117,7 +117,7 @@ class Twin:
         """The keys that leave the window become slots; the merge is of as many as fit, and a block."""
         kernel = self.kernel
         leaving = range(max(kernel.sinks, start - kernel.window - kernel.block), start - kernel.window)
-        self.far |= {j: (None, 1.0) for j in leaving}
+        self.far |= dict.fromkeys(leaving, (None, 1.0))
         if kernel.slots == 0 or not leaving:
             return
         for j in leaving:
