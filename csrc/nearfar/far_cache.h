@@ -140,8 +140,8 @@ class FarCache {
   float middle(int64_t block) const { return place(float(block * unit) + float(unit - 1) / 2); }
 
   /// The first n of VL numbers, then 0.
-  static INLINE vec load_numbers(const float* from, int64_t n) { return load_some(from, n); }
-  static INLINE vec load_numbers(const uint16_t* from, int64_t n) {
+  INLINE static vec load_numbers(const float* from, int64_t n) { return load_some(from, n); }
+  INLINE static vec load_numbers(const uint16_t* from, int64_t n) {
     uint16_t some[VL] = {};
     if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;
 #if defined(__AVX512F__)
