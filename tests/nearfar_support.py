@@ -45,19 +45,19 @@ def error(out, reference):
     return float((out - reference).norm() / reference.norm())
 
 
-def state_saved_forked_and_selected(kernel, tmp_path):
+def state_saved_forked_and_selected(kernel, tmp_path, engine="auto"):
     """The state of 150 tokens, after it went all these ways, and the tokens that come next."""
     q, k, v = tensors(200)
     first, rest = ([x[:, :, :150] for x in (q, k, v)], [x[:, :, 150:] for x in (q, k, v)])
-    _, state = attention(*first, kernel=kernel, return_state=True, **CAUSAL)
-    expected = attention(*rest, kernel=kernel, state=state, **CAUSAL)
+    _, state = attention(*first, kernel=kernel, return_state=True, engine=engine, **CAUSAL)
+    expected = attention(*rest, kernel=kernel, state=state, engine=engine, **CAUSAL)
     state.save(tmp_path / "state.safetensors")
     loaded = State.load(tmp_path / "state.safetensors")
-    assert torch.equal(attention(*rest, kernel=kernel, state=loaded, **CAUSAL), expected)
+    assert torch.equal(attention(*rest, kernel=kernel, state=loaded, engine=engine, **CAUSAL), expected)
     fork = state.clone()
-    attention(*rest, kernel=kernel, state=fork, **CAUSAL)
+    attention(*rest, kernel=kernel, state=fork, engine=engine, **CAUSAL)
     assert all(torch.equal(a, b) for a, b in zip(fork.tensors().values(), state.tensors().values(), strict=True))
     chosen = state.select(torch.tensor([1, 1, 0]))
-    out = attention(*(x[[1, 1, 0]] for x in rest), kernel=kernel, state=chosen, **CAUSAL)
+    out = attention(*(x[[1, 1, 0]] for x in rest), kernel=kernel, state=chosen, engine=engine, **CAUSAL)
     torch.testing.assert_close(out, expected[[1, 1, 0]], atol=1e-6, rtol=0)
     return state, rest

@@ -23,6 +23,7 @@ class Twin:
         self.table = None if table is None else table.detach().double()[heads]
         self.slots = []  # key, value, position, bias, received, queries
         self.seen = {}  # token -> what it received, and from how many queries
+        self.far = {}  # far token -> the slot that it is in, or None without slots, and its share of that slot
 
     def run(self):
         """(G, N, M)."""
@@ -34,12 +35,17 @@ class Twin:
             self.evict(start)
             for i in range(start, min(N, start + kernel.block)):
                 weights, value, _ = self.weights(i, start)
-                out[:, i] = weights @ value
+                out[:, i] = weights @ value if kernel.recall == 0 or not self.far else self.recalled(i, start)
         return out
 
     def weights(self, i, start):
         """Of the queries at i in the block from `start` on: weights (G, n) of what they see, its values (n, M), and which
         of it are tokens; slots come last."""
+        logits, value, tokens = self.logits(i, start)
+        return logits.softmax(-1), value, tokens
+
+    def logits(self, i, start):
+        """The same before the softmax."""
         kernel = self.kernel
         sinks = range(min(start, kernel.sinks))
         tokens = [*sinks, *range(max(len(sinks), start - kernel.window), i + 1)]
@@ -50,7 +56,34 @@ class Twin:
                 torch.stack([torch.as_tensor(slot[c], dtype=torch.float64) for slot in self.slots]) for c in range(4)
             ]
             key, value, place, bias = (torch.cat(x) for x in zip((key, value, place, bias), columns, strict=True))
-        return (self.scores(i, key, place) + bias).softmax(-1), value, tokens
+        return self.scores(i, key, place) + bias, value, tokens
+
+    def recalled(self, i, start):
+        """Outputs (G, M) of the queries at i, in which the tokens of the best blocks are no longer part of their slots."""
+        logits, value, tokens = self.logits(i, start)
+        log_z = logits.logsumexp(-1, keepdim=True)
+        out, total = (logits - log_z).exp() @ value, torch.ones_like(log_z)
+        for j in self.best_blocks(i, log_z):
+            slot, share = self.far[j]
+            gain = (self.scores(i, self.k[j : j + 1], torch.tensor([j], dtype=torch.float64)) - log_z).exp()
+            if slot is not None:
+                at = next(n for n, other in enumerate(self.slots) if other is slot)
+                gain = gain - share * (logits[:, len(tokens) + at].unsqueeze(-1) - log_z).exp()
+            out, total = out + gain * self.v[j], total + gain
+        return out / total
+
+    def best_blocks(self, i, log_z):
+        """The far tokens in the blocks whose largest score, mean and two deviations, is best for one of the queries."""
+        kernel, blocks = self.kernel, {}
+        for j in self.far:
+            blocks.setdefault((j + kernel.window % kernel.block) // kernel.recall_unit, []).append(j)
+        root, best = self.scale**0.5, {}
+        for number, members in blocks.items():
+            keys, x = root * self.k[members], root * self.q[:, i]
+            spread = (x.square() @ keys.var(0, unbiased=False)).sqrt()
+            best[number] = float((self.cap(x @ keys.mean(0) + 2 * spread) - log_z.squeeze(-1)).max())
+        chosen = sorted(best, key=best.__getitem__, reverse=True)[: kernel.recall]
+        return [j for number in chosen for j in blocks[number]]
 
     def scores(self, i, key, place):
         """(G, n)."""
@@ -84,9 +117,12 @@ class Twin:
         """The keys that leave the window become slots; the merge is of as many as fit, and a block."""
         kernel = self.kernel
         leaving = range(max(kernel.sinks, start - kernel.window - kernel.block), start - kernel.window)
+        self.far |= dict.fromkeys(leaving, (None, 1.0))
         if kernel.slots == 0 or not leaving:
             return
-        self.slots += [[self.k[j], self.v[j], float(j), 0.0, *self.seen.get(j, (0.0, 0.0))] for j in leaving]
+        for j in leaving:
+            self.slots.append([self.k[j], self.v[j], float(j), 0.0, *self.seen.get(j, (0.0, 0.0))])
+            self.far[j] = self.slots[-1], 1.0
         if len(self.slots) <= kernel.slots:
             return
         anchor, metric = self.statistics(start)
@@ -105,7 +141,12 @@ class Twin:
         key, value = (sum(p * m[c] for p, m in zip(share, members, strict=True)) for c in (0, 1))
         position = float(sum(p * m[2] for p, m in zip(share, members, strict=True)))
         bias = float(log_weight.logsumexp(0) - self.anchor_score(key, position, anchor))
-        return [key, value, position, bias, sum(m[4] for m in members), max(m[5] for m in members)]
+        made = [key, value, position, bias, sum(m[4] for m in members), max(m[5] for m in members)]
+        for j, (slot, part) in self.far.items():
+            for p, member in zip(share, members, strict=True):
+                if slot is member:
+                    self.far[j] = made, part * float(p)
+        return made
 
     def anchor_score(self, key, position, anchor):
         """anchor: the mean query, scaled; then the mean slope."""

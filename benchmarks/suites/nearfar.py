@@ -1,4 +1,4 @@
-"""Near/far attention beside torch's own: a causal forward pass by length, one token after a long past, and memory."""
+"""Near/far attention beside torch's own: a causal forward pass by length, one token after a long past, recall, and memory."""
 
 import subprocess
 import sys
@@ -15,6 +15,13 @@ from timer import seconds
 HEADS, DIM, PAST = 8, 64, 16384
 TORCH_UP_TO = 8192  # tokens; beyond, only the native engine is timed
 BARS = {2048: 0.6, 32768: 0.06}  # of SDPA's time
+# Of a layer of SmolLM2-135M, 3 kv heads: one head that recalls as calibration gives it, and all three.
+RECALLS = {
+    "1 of 3 heads, 64 blocks": [64, 0, 0],
+    "3 of 3 heads, 16 blocks": [16] * 3,
+    "3 of 3 heads, 64 blocks": [64] * 3,
+}
+RECALL_BAR = 1.5  # times the time without recall
 
 
 def tokens(count: int) -> list[torch.Tensor]:
@@ -67,6 +74,46 @@ def decode(settings: Settings) -> Iterator[Row]:
         yield Row(f"one token, {name}", time * 1e6, "microseconds")
         bar = 1 / 15 if name == engines()[0] else None
         yield Row(f"one token, {name}, beside SDPA on {PAST} tokens", time / best["sdpa"], "of SDPA", bar, False)
+
+
+def recalling(recall: list[int]) -> linattn.NearFar:
+    return linattn.NearFar(slots=192, recall=recall, recall_bits=8)
+
+
+def grouped(count: int) -> list[torch.Tensor]:
+    """Tokens of 9 query heads and 3 kv heads."""
+    return [torch.randn(1, heads, count, DIM) for heads in (9, 3, 3)]
+
+
+@case("near/far recall")
+@torch.inference_mode()
+def recall(settings: Settings) -> Iterator[Row]:
+    """Reading with recall, and one token after it, as multiples of the time without (9 heads, 3 kv heads, 8 bits)."""
+    length = 1024 if settings.quick else 8192
+    q, k, v = grouped(length)
+    block = [[x[:, :, t : t + 1].contiguous() for x in grouped(64)] for t in range(64)]
+    options = {"is_causal": True, "enable_gqa": True}
+    kernels = {"none": recalling([0, 0, 0]), **{name: recalling(blocks) for name, blocks in RECALLS.items()}}
+    reading: dict[str, Callable[[], object]] = {
+        name: lambda kernel=kernel: linattn.attention(q, k, v, kernel=kernel, **options)
+        for name, kernel in kernels.items()
+    }
+    states = {
+        name: linattn.attention(q, k, v, kernel=kernel, return_state=True, **options)[1]
+        for name, kernel in kernels.items()
+    }
+
+    def one_by_one(name: str) -> None:
+        for one in block:
+            _, states[name] = linattn.attention(
+                *one, kernel=kernels[name], state=states[name], return_state=True, **options
+            )
+
+    writing: dict[str, Callable[[], object]] = {name: lambda name=name: one_by_one(name) for name in kernels}
+    for what, calls in (("recall reading", reading), ("recall one token", writing)):
+        best = seconds(calls, least=5, budget=settings.budget / 2)
+        for name in RECALLS:
+            yield Row(f"{what} vs none, N = {length}, {name}", best[name] / best["none"], "times", RECALL_BAR, False)
 
 
 @case("near/far memory")

@@ -94,6 +94,20 @@ INLINE float max_lane(vec x) {
 #endif
 }
 
+/// The square root of each lane.
+INLINE vec sqrtv(vec x) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+  return (vec)_mm256_sqrt_ps((__m256)x);
+#elif defined(LINATTN_NEON)
+  return (vec)vsqrtq_f32((float32x4_t)x);
+#else
+  for (int i = 0; i < VL; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
 /// The first n floats, the other lanes 0; n may be larger than VL.
 INLINE vec load_some(const float* p, int64_t n) {
   if (n >= VL) return load(p);

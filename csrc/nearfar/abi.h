@@ -2,6 +2,23 @@
 #pragma once
 #include "core/dispatch.h"
 
+/// The far tokens of the heads with recall. A token's cell is its position plus `shift`; blocks of `unit` cells have
+/// bounds. nearfar/far_cache.py describes the numbers. E, B and H are as below, R is the number of kv heads with recall.
+struct FarCacheCall {
+  int64_t heads, unit, bits, shift;
+  int64_t capacity;          // cells that `entries` and `bounds` have room for
+  int64_t cells, cells_new;  // before and after the call
+  int64_t position;          // coordinate of the keys that is told from the cell, or -1
+  float position_unit;       // what a cell counts there
+  int32_t reserved;
+  const int64_t *recall, *row;  // (H): blocks that a kv head recalls, and its index among those with recall
+  void *entries, *bounds;  // (B, R, capacity, E), (B, R, capacity / unit, width); new tokens are written to their cells
+  const int64_t* slot;     // (B, R, cells): the slot that a token was merged into
+  const float* log_share;  // (B, R, cells): log of its share of that slot, -inf for an empty cell
+  int64_t* slot_new;       // (B, R, cells_new); null in a decoding step, which changes nothing
+  float* log_share_new;
+};
+
 /// A prefill or one decoding step. Shapes: B batch, H kv heads, Hq query heads, G query heads of one kv head, L new tokens,
 /// D dim, M value dim, E = D + M: a token's scaled key beside its value. nearfar/state.py describes the parts of a state.
 struct NearFarCall {
@@ -32,7 +49,8 @@ struct NearFarCall {
   float* near_new;
   int64_t near_new_stride[2];
   float *slot_new, *bias_new, *received_new, *near_received_new, *moments_new, *query_samples_new;
-  float* out;  // (B, Hq, L, M), or null
+  float* out;               // (B, Hq, L, M), or null
+  const FarCacheCall* far;  // null if no head has recall
 };
 
 /// Merges `slots` slots into `size`, independently for each of `problems` heads.

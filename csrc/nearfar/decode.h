@@ -1,6 +1,7 @@
 /// One token of near/far attention inside a block: nothing is merged, and the state is read in place.
 #pragma once
 #include "nearfar/prefill.h"
+#include "nearfar/recall_token.h"
 
 namespace {
 
@@ -95,7 +96,9 @@ int32_t decode(const NearFarCall& c, int64_t head) {
   float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
   float* entry = near + (c.near_tokens_new - 1) * E;
   const int64_t moments = c.moments_new ? QueryMoments::floats(D, groups * (c.block / c.stride)) : 0;
-  float* space = scratch(3 * row_stride(D) + row_stride(M) + columns + 2 * VL + moments + 128);
+  const bool recalls = RecallToken::on(c, kv);
+  const int64_t recalling = recalls ? RecallToken::floats(c, kv, last - first) : 0;
+  float* space = scratch(3 * row_stride(D) + row_stride(M) + columns + 2 * VL + moments + recalling + 128);
   float *x = carve(space, row_stride(D)), *row = carve(space, imax(row_stride(D), row_stride(M)));
   float* weights = carve(space, columns + 2 * VL);
   load_row(c.dtype, token_ptr(c.dtype, c.key, c.key_stride, b, kv, 0), D, c.sqrt_scale, row);
@@ -105,6 +108,8 @@ int32_t decode(const NearFarCall& c, int64_t head) {
   const Span spans[3] = {{c.sink + head * c.sinks * E, nullptr, imin(c.sinks, start), 0},
                          {c.slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first, 0},
                          {entry - (position - low) * E, nullptr, position - low + 1, low}};
+  std::optional<RecallToken> recall;
+  if (recalls) recall.emplace(c, b, kv, last - first, space);
   vec bad = {};
   for (int64_t g = 0; g < groups; ++g) {
     const void* query = token_ptr(c.dtype, c.query, c.query_stride, b, kv * groups + g, 0);
@@ -115,11 +120,20 @@ int32_t decode(const NearFarCall& c, int64_t head) {
       span_logits(c, span, scores, position, x, at);
       at += round_up(span.n, VL);
     }
-    const float factor = softmax(weights, at - weights);
-    float* out = c.out + (b * c.heads + kv * groups + g) * M;
+    float top;
+    const float factor = softmax(weights, at - weights, &top);
+    if (recall) recall->take(g, x, weights + round_up(spans[0].n, VL), factor, top);
+    float* out = recall ? recall->output(g) : c.out + (b * c.heads + kv * groups + g) * M;
     int64_t j = 0;
     for (; j + NR * VL <= M; j += NR * VL) write_output<NR>(c, spans, weights, factor, j, out, bad);
     for (; j < M; j += VL) write_output<1>(c, spans, weights, factor, j, out, bad);
+  }
+  if (recall) {
+    recall->correct(c.logit_cap * LOG2E_F);
+    for (int64_t g = 0; g < groups; ++g) {
+      copy_row(c.out + (b * c.heads + kv * groups + g) * M, recall->output(g), M);
+      for (int64_t j = 0; j < M; ++j) bad += recall->output(g)[j] * 0.0f;
+    }
   }
   if (c.query_samples_new) update_moments(c, head, position, space);
   return sum(bad) == 0 ? OK : NOT_FINITE;

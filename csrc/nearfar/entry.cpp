@@ -20,12 +20,18 @@ int32_t run_kernels(int64_t count, int64_t threads, const Kernel& kernel) {
 
 /// The sizes of the call structures, which callers compare with their own.
 EXPORT int64_t linattn_nearfar_call_size() { return sizeof(NearFarCall); }
+EXPORT int64_t linattn_nearfar_far_cache_call_size() { return sizeof(FarCacheCall); }
 EXPORT int64_t linattn_nearfar_merge_call_size() { return sizeof(MergeCall); }
 
 /// New tokens, from a state to a state; outputs if c->out is given.
 EXPORT int32_t linattn_nearfar_prefill(const NearFarCall* c) {
   const NearFarKernels& kernels = nearfar_kernels();
-  return run_kernels(c->batch * c->kv_heads, c->threads, [&](int64_t head) { return kernels.prefill(*c, head); });
+  const int64_t heads = c->batch * c->kv_heads;
+  if (!c->far) return run_kernels(heads, c->threads, [&](int64_t head) { return kernels.prefill(*c, head); });
+  // Heads with recall take longest and go first, so that no thread starts one while the others finish.
+  const auto recalls = [&](int64_t head) { return c->far->recall[head % c->kv_heads] > 0; };
+  return run_kernels(2 * heads, c->threads,
+                     [&](int64_t i) { return recalls(i % heads) == (i < heads) ? kernels.prefill(*c, i % heads) : OK; });
 }
 
 /// One token inside a block, `step` after the tokens that shared->seen counts. `shared` holds what the calls of one block
@@ -38,7 +44,7 @@ EXPORT int32_t linattn_nearfar_decode(const NearFarCall* shared, int64_t step, c
   c.step = step, c.query = query, c.key = key, c.value = value;
   c.near_new = near_new, c.near_tokens_new = near_tokens + 1, c.query_samples = query_samples;
   c.query_samples_new = query_samples_new, c.moments_new = moments_new, c.out = out;
-  const int64_t keys = near_tokens + c.slots / c.kv_heads + c.sinks;
+  const int64_t keys = near_tokens + c.slots / c.kv_heads + c.sinks + (c.far ? c.far->cells / 4 : 0);
   const int64_t work = c.batch * c.heads * keys * (c.dim + c.value_dim);
   const int64_t threads = work > 1000000 ? c.threads : 1;  // waking threads takes longer than a small step
   const NearFarKernels& kernels = nearfar_kernels();

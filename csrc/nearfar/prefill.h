@@ -2,9 +2,10 @@
 /// algorithm.
 #pragma once
 #include <initializer_list>
+#include <optional>
 
 #include "nearfar/query_moments.h"
-#include "nearfar/window.h"
+#include "nearfar/recall_block.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ struct PrefillShape {
   int64_t capacity;    // tokens of the window's buffers
   int64_t far;         // rows of sinks and slots, with room for a block
   int64_t far_stride;  // columns of the transposed far field
+  RecallShape recall;
 
   PrefillShape(const NearFarCall& c, int64_t head)
       : b(head / c.kv_heads),
@@ -30,7 +32,8 @@ struct PrefillShape {
         seen(c.seen[b]),
         end(seen + c.counts[b]),
         far(c.sinks + budget + c.block),
-        far_stride(feature_stride(round_up(far, VL))) {
+        far_stride(feature_stride(round_up(far, VL))),
+        recall(c, kv, budget) {
     const int64_t blocks = imax(1, (end - block_start(c) + c.block - 1) / c.block);
     capacity = c.window + (1 + imin(SPARE_BLOCKS, blocks)) * c.block;
   }
@@ -53,7 +56,8 @@ struct PrefillShape {
   }
   int64_t floats(const NearFarCall& c) const {
     return window_floats(c) + moments_floats(c) + attend_floats(c) + sampled_floats(c) + 2 * slots_floats(c) +
-           (round_up(c.dim, VL) + 1) * far_stride + 2 * (c.window + c.block) + merge_floats(c) + 2 * c.tokens + 640;
+           (round_up(c.dim, VL) + 1) * far_stride + 2 * (c.window + c.block) + merge_floats(c) + 2 * c.tokens + 640 +
+           recall.floats();
   }
 };
 
@@ -94,7 +98,10 @@ class Prefill {
         spare(carve_slots(call, sizes.far, at)),
         far(carve_far(at)),
         near_received(carve(at, 2 * (call.window + call.block))),
-        merging(sizes.budget + call.block, sizes.merge_candidates(call), call.dim, call.value_dim, at) {}
+        merging(sizes.budget + call.block, sizes.merge_candidates(call), call.dim, call.value_dim,
+                carve(at, sizes.merge_floats(call))) {
+    if (sizes.recall.on()) recall.emplace(call, sizes.b, sizes.kv, sizes.recall, at);
+  }
 
   /// Processes all new tokens. Returns flags.
   int32_t run() {
@@ -139,6 +146,7 @@ class Prefill {
   FarField far;
   float* near_received;  // (window + block, 2): of the tokens from a window before the last block that was entered on
   MergeScratch merging;
+  std::optional<RecallBlock> recall;
 
   /// The far field's buffers.
   FarField carve_far(float*& at) const {
@@ -188,7 +196,9 @@ class Prefill {
       for (const Slots& s : {slots, spare}) unpack(entry, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
     }
     const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
+    int64_t* place = merging.place;  // the index of each slot without the empty ones
     for (int64_t i = b * c.slots + first; i < b * c.slots + last; ++i) {
+      *place++ = slots.n;
       if (c.bias[i] == -__builtin_inff()) continue;
       unpack(c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
       slots.received[slots.n] = c.received[2 * i], slots.queries[slots.n] = c.received[2 * i + 1];
@@ -198,6 +208,7 @@ class Prefill {
     load_near(c.near + b * c.near_stride[0] + kv * c.near_stride[1]);
     queries.load_moments(c.moments + head * 2 * (c.dim + 1));
     load_samples(c.query_samples + head * queries.rows * (c.dim + 1));
+    if (recall) recall->load_state(merging.place, shape.budget > 0);
   }
 
   /// Loads the near tokens (near_tokens, E); positions before the first become 0.
@@ -271,7 +282,7 @@ class Prefill {
       if (scores.band) add_band(scores, position, 0, c.sinks, row);
       for (int64_t j = 0; j < imin(first, end - 1); ++j) near[j] = MASKED_LOGIT;
       for (int64_t j = end; j < seen; ++j) near[j] = MASKED_LOGIT;
-      scale_row(row, softmax(row, columns) * weight, round_up(columns, VL));
+      scale_row(row, softmax(row, columns, sampled.top + i) * weight, round_up(columns, VL));
       if (i > 0) add_row(sampled.logits, row, 1, round_up(columns, VL));
       for (int64_t j = first; j < end; ++j) near_received[2 * j + 1] += weight;
       total += weight;
@@ -286,6 +297,7 @@ class Prefill {
   /// Turns the keys [first, last), which leave the window, into slots, and merges slots where there are too many. Returns
   /// whether the slots changed.
   bool evict(int64_t first, int64_t last) {
+    if (recall && first < last) recall->add_tokens(window, first, last, slots.n);
     if (shape.budget == 0 || first >= last) return false;
     copy_row(key_of(slots, slots.n), window.key_at(first), (last - first) * row_stride(c.dim));
     copy_row(value_of(slots, slots.n), window.value_at(first), (last - first) * row_stride(c.value_dim));
@@ -298,6 +310,7 @@ class Prefill {
     queries.update_metric();
     const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
+    if (recall) recall->follow_merge(metric, slots.n, spare, merging);
     const Slots merged = spare;
     spare = slots, slots = merged;
     return true;
@@ -315,18 +328,27 @@ class Prefill {
   }
 
   /// Writes the outputs of the queries at [first, last), which see the near keys from `low` on. Returns flags.
-  int32_t write_outputs(int64_t low, int64_t first, int64_t last) const {
-    const int64_t M = c.value_dim, n = last - first;
+  int32_t write_outputs(int64_t low, int64_t first, int64_t last) {
+    const int64_t n = last - first;
     int32_t flags = OK;
     for (int64_t g = 0; g < shape.groups; ++g) {
       for (int64_t i = 0; i < n; ++i) {
         load_query(g, first + i, c.sqrt_scale * LOG2E_F, work.query + i * row_stride(c.dim));
       }
       flags |= attend(window, far, scores_of(c, shape.kv * shape.groups + g), low, first, n, work);
-      float* out = c.out + (shape.b * c.heads + shape.kv * shape.groups + g) * c.tokens * M;
-      for (int64_t i = 0; i < n; ++i) copy_row(out + token(first + i) * M, work.rows + i * row_stride(M), M);
+      if (recall) recall->take(g, n, far, work);
+      for (int64_t i = 0; i < n && !recall; ++i) write_row(g, first + i, work.rows + i * row_stride(c.value_dim));
     }
+    if (!recall) return flags;
+    flags |= recall->correct(n, c.logit_cap * LOG2E_F);
+    for (int64_t i = 0; i < shape.groups * n; ++i) write_row(i / n, first + i % n, recall->output(i % n, i / n));
     return flags;
+  }
+
+  /// Writes the output (row_stride(M)) of a query.
+  void write_row(int64_t group, int64_t position, const float* row) const {
+    const int64_t query_head = shape.b * c.heads + shape.kv * shape.groups + group;
+    copy_row(c.out + (query_head * c.tokens + token(position)) * c.value_dim, row, c.value_dim);
   }
 
   /// Writes the outgoing state.

@@ -68,12 +68,14 @@ struct AddBias {
 };
 
 /// Logits row (n), in units of log2, become unnormalised weights, followed by at least VL zeros. Returns 1 / their sum.
-float softmax(float* row, int64_t n) {
+/// top: the logit that has the weight 1.
+float softmax(float* row, int64_t n, float* top) {
   const int64_t full = n / VL * VL;
   const auto inside = lanes() < splat(float(n - full));
   vec high = inside ? load(row + full) : splat(MASKED_LOGIT), total = {};
   for (int64_t j = 0; j < full; j += VL) high = vmax(load(row + j), high);
-  const vec m = splat(max_lane(high));
+  *top = max_lane(high);
+  const vec m = splat(*top);
   for (int64_t j = 0; j < full; j += VL) {
     const vec e = exp2v(load(row + j) - m);
     store(row + j, e);
@@ -94,17 +96,18 @@ INLINE Scores scores_of(const NearFarCall& c, int64_t query_head) {
 /// Work space of a block of queries.
 struct AttendScratch {
   float *query, *logits, *factor, *rows;  // (n, row_stride(D)), (n, ld), (n), (n, row_stride(M))
+  float* top;                             // (n): the largest logit of each row
   int64_t ld;
 
   /// Logits of a row: `far` and `near` columns, with slack for whole vectors.
   static int64_t width(int64_t far, int64_t near) { return feature_stride(far + near + 48); }
   /// Floats of work space for n queries.
   static int64_t floats(int64_t n, int64_t dim, int64_t value_dim, int64_t far, int64_t near) {
-    return n * (row_stride(dim) + width(far, near) + row_stride(value_dim) + 1) + 128;
+    return n * (row_stride(dim) + width(far, near) + row_stride(value_dim) + 2) + 128;
   }
   AttendScratch(int64_t n, int64_t dim, int64_t value_dim, int64_t far, int64_t near, float* at) : ld(width(far, near)) {
     query = carve(at, n * row_stride(dim)), logits = carve(at, n * ld);
-    factor = carve(at, n), rows = carve(at, n * row_stride(value_dim));
+    factor = carve(at, n), rows = carve(at, n * row_stride(value_dim)), top = carve(at, n);
   }
 };
 
@@ -125,6 +128,15 @@ INLINE void near_logits(const Scores& scores, int64_t position, int64_t first, i
   if (scores.band) add_band(scores, position, first, n, row);
 }
 
+/// NOT_FINITE if one of n rows (row_stride(M)) holds NaN or infinity.
+inline int32_t check_rows(const float* rows, int64_t n, int64_t value_dim) {
+  vec bad = {};  // NaN where an output is not finite
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < round_up(value_dim, VL); j += VL) bad += load(rows + i * row_stride(value_dim) + j) * 0.0f;
+  }
+  return sum(bad) == 0 ? OK : NOT_FINITE;
+}
+
 /// s.rows (n, row_stride(M)): attention of the queries s.query (n, row_stride(D)), in units of log2, at the positions from
 /// `first` on, over the far field, the near keys from `low` on and those up to their own position. Returns flags.
 int32_t attend(const Window& window, const FarField& far, const Scores& scores, int64_t low, int64_t first, int64_t n,
@@ -142,17 +154,13 @@ int32_t attend(const Window& window, const FarField& far, const Scores& scores, 
     float* row = s.logits + i * s.ld;
     near_logits(scores, first + i, low, before + i + 1, row + far_columns);
     if (scores.band) add_band(scores, first + i, 0, far.sinks, row);
-    s.factor[i] = softmax(row, far_columns + before + i + 1);
+    s.factor[i] = softmax(row, far_columns + before + i + 1, s.top + i);
   }
   const Operand parts[3] = {{near + before, s.ld, 1, window.value_at(first), lv, n, UP_TO_ROW},
                             {near, s.ld, 1, window.value_at(low), lv, before},
                             {s.logits, s.ld, 1, far.value, lv, far.sinks + far.slots}};
   gemm(n, round_up(window.value_dim, VL), parts, 3, ScaleRows{s.rows, lv, s.factor});
-  vec bad = {};  // NaN where an output is not finite
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < round_up(window.value_dim, VL); j += VL) bad += load(s.rows + i * lv + j) * 0.0f;
-  }
-  return sum(bad) == 0 ? OK : NOT_FINITE;
+  return check_rows(s.rows, n, window.value_dim);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLANG_TESTS = [
     *(f"native/test_{name}" for name in ("forward", "backward", "operators", "delta_rule", "decayed_sums", "scan")),
     "nearfar/test_native",
+    "nearfar/test_native_recall",
 ]
 
 

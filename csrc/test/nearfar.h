@@ -11,13 +11,48 @@ int32_t linattn_nearfar_merge(const MergeCall*);
 
 namespace {
 
-/// One case; `slots` is the budget of each kv head, `cap` that of the scores, `reach` the distances with biases.
+/// One case; `slots` is the budget of each kv head, `cap` that of the scores, `reach` the distances with biases, `recall`
+/// the blocks that the last kv head recalls, stored in `bits`; the other heads recall none.
 struct NearFarShape {
   int64_t batch, heads, groups, tokens, dim, value_dim, window, sinks, block, slots;
   int32_t dtype;
   bool mask;
   float cap = 0;
   int64_t reach = 0;
+  int64_t recall = 0, bits = 32;
+};
+
+/// Tokens in a block of recall.
+int64_t recall_unit(const NearFarShape& s) {
+  int64_t unit = 8;
+  while (s.block % unit) --unit;
+  return unit;
+}
+
+/// The far tokens of the last kv head of each sequence, with room for exactly so many.
+struct FarTokens {
+  int64_t cells;
+  Buffer<uint8_t> entries, bounds;
+  Buffer<int64_t> slot;
+  Buffer<float> log_share;
+  FarTokens(const NearFarShape& s, int64_t count)
+      : cells(count),
+        entries(s.batch * count * (s.dim + s.value_dim) * s.bits / 8),
+        bounds(s.batch * count / recall_unit(s) * bounds_bytes(s)),
+        slot(s.batch * count),
+        log_share(s.batch * count) {}
+  static int64_t bounds_bytes(const NearFarShape& s) {
+    return s.bits == 32 ? 8 * s.dim : 4 * s.dim + (s.bits == 8 ? 2 * recall_unit(s) : 0);
+  }
+  /// The entries and bounds of `from`, which has fewer cells.
+  void copy(const NearFarShape& s, FarTokens& from) {
+    const int64_t token = (s.dim + s.value_dim) * s.bits / 8, unit = recall_unit(s), block = bounds_bytes(s);
+    for (int64_t b = 0; b < s.batch; ++b) {
+      std::memcpy(entries + b * cells * token, from.entries + b * from.cells * token, size_t(from.cells * token));
+      std::memcpy(bounds + b * cells / unit * block, from.bounds + b * from.cells / unit * block,
+                  size_t(from.cells / unit * block));
+    }
+  }
 };
 
 /// A state whose buffers have exactly the size they must have.
@@ -45,6 +80,9 @@ struct NearFarRun {
   Buffer<uint8_t> mask;
   std::vector<int64_t> seen, merged, entered, budgets;
   std::unique_ptr<State> now;
+  std::unique_ptr<FarTokens> far;
+  std::vector<int64_t> recall, row;
+  FarCacheCall far_call;
   std::string shape, name;
 
   explicit NearFarRun(const NearFarShape& shape_of_run)
@@ -66,7 +104,10 @@ struct NearFarRun {
     shape = "near/far dtype " + std::to_string(s.dtype) + " heads " + std::to_string(s.batch * s.heads) + " tokens " +
             std::to_string(s.tokens) + " dim " + std::to_string(s.dim) + " values " + std::to_string(s.value_dim) +
             " window " + std::to_string(s.window) + " block " + std::to_string(s.block) + " slots " +
-            std::to_string(s.slots) + (s.cap > 0 ? " capped" : "") + (s.reach > 0 ? " biased" : "");
+            std::to_string(s.slots) + (s.cap > 0 ? " capped" : "") + (s.reach > 0 ? " biased" : "") +
+            (s.recall ? " recall " + std::to_string(s.recall) + " bits " + std::to_string(s.bits) : "");
+    recall.assign(size_t(s.heads), 0), row.assign(size_t(s.heads), 0);
+    recall.back() = s.recall;
     name = std::string(linattn_isa()) + " " + shape;
   }
 
@@ -74,6 +115,34 @@ struct NearFarRun {
   void restart() {
     seen.assign(size_t(s.batch), 0), merged.assign(size_t(s.batch), 0), entered.assign(size_t(s.batch), 0);
     now.reset(new State(s, 0, 0));
+    far.reset(new FarTokens(s, 0));
+  }
+
+  /// Adds the far tokens to a call, which writes to `next`, or to nothing.
+  void add_far(NearFarCall& c, FarTokens* next) {
+    if (!s.recall) return;
+    FarTokens& to = next ? *next : *far;
+    const bool placed = s.bits < 32 && s.reach == 0;
+    far_call = {1,
+                recall_unit(s),
+                s.bits,
+                s.window % s.block,
+                to.cells,
+                far->cells,
+                to.cells,
+                placed ? s.dim - 1 : -1,
+                0.01f,
+                0,
+                recall.data(),
+                row.data(),
+                to.entries,
+                to.bounds,
+                far->slot,
+                far->log_share,
+                nullptr,
+                nullptr};
+    if (next) far_call.slot_new = to.slot, far_call.log_share_new = to.log_share;
+    c.far = &far_call;
   }
 
   /// A call for `count` tokens from `begin` on, without what it writes to.
@@ -127,7 +196,17 @@ struct NearFarRun {
     c.moments_new = next->moments, c.query_samples_new = next->samples;
     c.near_new_stride[0] = s.heads * near_tokens * E, c.near_new_stride[1] = near_tokens * E;
     c.out = rows;
+    int64_t cells = far->cells;
+    for (size_t b = 0; b < seen.size(); ++b) {
+      const int64_t frontier = (seen[b] + counts[b] - 1) / s.block * s.block - s.window;
+      const int64_t before = merged[b] > s.sinks ? merged[b] : s.sinks;
+      if (counts[b] && frontier > before && frontier + s.window % s.block > cells) cells = frontier + s.window % s.block;
+    }
+    std::unique_ptr<FarTokens> far_next(new FarTokens(s, cells));
+    far_next->copy(s, *far);
+    add_far(c, far_next.get());
     expect(linattn_nearfar_prefill(&c) == OK, name + ": prefill");
+    far = std::move(far_next);
     for (size_t b = 0; b < seen.size(); ++b) {
       const int64_t end = seen[b] + counts[b], last = (end - 1) / s.block * s.block;
       if (counts[b] && last - s.window > merged[b]) merged[b] = last - s.window;
@@ -145,6 +224,7 @@ struct NearFarRun {
     std::vector<int64_t> first(size_t(s.heads));
     for (int64_t h = 0; h < s.heads; ++h) first[size_t(h)] = h * now->slots;
     c.first_slot = first.data();
+    add_far(c, nullptr);
     const bool ends = seen[0] % s.block == s.block - 1;
     Buffer<float> near(s.batch * s.heads * per_head);
     Buffer<float> queries(int64_t(now->samples.size)), moments(int64_t(now -> moments.size));
@@ -211,10 +291,19 @@ void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
 }
 
 const NearFarShape NEARFAR_SIZES[] = {
-    {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},           {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
-    {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false},      {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
-    {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},          {2, 1, 2, 0, 7, 5, 9, 3, 8, 6, 0, true, 0.9f, 10},
+    {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},
+    {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
+    {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false},
+    {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
+    {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},
+    {2, 1, 2, 0, 7, 5, 9, 3, 8, 6, 0, true, 0.9f, 10},
     {1, 2, 2, 0, 17, 9, 12, 2, 7, 10, 0, false, 0, 13},
+    {1, 2, 2, 0, 16, 9, 9, 2, 8, 10, 0, false, 0, 0, 3},
+    {2, 1, 1, 0, 7, 33, 5, 3, 6, 8, 0, true, 0, 0, 2},
+    {1, 1, 4, 0, 20, 16, 12, 0, 16, 6, 0, false, 0.9f, 0, 2, 16},
+    {1, 1, 5, 0, 9, 80, 8, 5, 8, 12, 0, false, 0, 9, 4, 8},
+    {1, 2, 3, 0, 33, 5, 3, 1, 7, 0, 0, false, 0, 0, 3, 8},
+    {2, 2, 1, 0, 8, 8, 10, 2, 5, 9, 0, true, 0, 0, 99, 8},
 };
 
 /// Runs all near/far shapes with these lengths; returns how many.

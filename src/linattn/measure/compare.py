@@ -186,10 +186,8 @@ def _measure(
 
 
 def _only_torch(kernel: Kernel | KernelName, backward: bool) -> bool:
-    """Near/far is trained, and recalls, in the torch engine alone."""
-    if isinstance(kernel, NearFar):
-        return backward or bool(kernel.recall)
-    return kernel == "nearfar" and backward
+    """Near/far is trained in the torch engine alone."""
+    return backward and (isinstance(kernel, NearFar) or kernel == "nearfar")
 
 
 def _label(kernel: Kernel | KernelName | None) -> str:

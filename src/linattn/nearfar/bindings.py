@@ -19,6 +19,7 @@ from ..engines.native.bindings import DTYPES, check_flags, rows
 from ..engines.native.ffi import NOT_FINITE, MergeCall, NearFarCall, library
 from ..engines.native.output_pool import COUNTS, FLOATS
 from ..states import finite
+from .native_far_cache import PackedFarCache, far_cache_call
 from .native_form import NativeForm
 from .positions import Positions
 from .state import NearFarState, slots_per_head
@@ -86,16 +87,19 @@ class PackedState:
     near_received: Tensor
     moments: Tensor
     queries: Tensor
+    far: PackedFarCache | None = None
 
     @staticmethod
-    def of(state: NearFarState) -> "PackedState":
+    def of(state: NearFarState, form: NativeForm) -> "PackedState":
         """Of a validated state with one batch dimension."""
         pack: PackedState | None = state.pack
         if pack is not None:
             return pack
         near, (buffer, end) = state.near, _buffer_of(state)
         rest = state.sink, state.slots, state.bias, state.received, state.near_received, state.moments, state.queries
-        return PackedState(state.kernel, buffer, end, near.shape[2], state.positions, *rest)
+        known = state.__dict__.get("_unpacked")
+        far = PackedFarCache.of(state, form, known.far if isinstance(known, PackedState) else None)
+        return PackedState(state.kernel, buffer, end, near.shape[2], state.positions, *rest, far)
 
     @property
     def near(self) -> Tensor:
@@ -117,6 +121,7 @@ class PackedState:
             "tokens": tokens,
             "merged": merged,
             "entered": entered,
+            **({} if self.far is None else self.far.tensors()),
         }
 
 
@@ -142,7 +147,9 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
         return FLOATS.new_zeros(B, 0 if query is None else query.shape[1], L, M) if inputs.attend else None, state
     used = slots_per_head(form.budgets, state.slots.shape[1])
     grown = state.positions.slots_after(form, form.budgets, used, counts)
-    call, alive = _prepare(inputs, state, used)
+    after = state.positions.after(form, counts)
+    far = None if state.far is None else state.far.after(form, state.positions, after)
+    call, alive = _prepare(inputs, state, used, far)
     length, total = min(form.window + form.block, state.near_length + L), sum(grown)
     near, sink = FLOATS.new_empty(B, H, length + spare, E), FLOATS.new_empty(B, H, form.sinks, E)
     slots, bias = FLOATS.new_empty(B, total, E), FLOATS.new_empty(B, total)
@@ -171,8 +178,7 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     del alive
     if flags:
         _fail(flags, query, inputs.key, inputs.value, state)
-    after, buffer = state.positions.after(form, counts), NearBuffer(near, length)
-    rest = sink, slots, bias, received, near_received, moments, queries
+    buffer, rest = NearBuffer(near, length), (sink, slots, bias, received, near_received, moments, queries, far)
     return out, PackedState(state.signature, buffer, length, length, after, *rest)
 
 
@@ -254,8 +260,13 @@ def merge(
     return new
 
 
-def _prepare(inputs: Inputs, state: PackedState, slots: Sequence[int]) -> tuple[NearFarCall, list[object]]:
-    """A call with its inputs, and the objects that must stay alive until it is over. slots: of each head."""
+def _prepare(
+    inputs: Inputs, state: PackedState, slots: Sequence[int], far: PackedFarCache | None = None
+) -> tuple[NearFarCall, list[object]]:
+    """A call with its inputs, and the objects that must stay alive until it is over.
+
+    slots: of each head. far: the far tokens after the call, None if it merges nothing.
+    """
     call, form = NearFarCall(), inputs.form
     key, value = (x if x.is_contiguous() else rows(x) for x in (inputs.key, inputs.value))
     call.batch, call.kv_heads, call.tokens, call.dim = key.shape
@@ -291,6 +302,10 @@ def _prepare(inputs: Inputs, state: PackedState, slots: Sequence[int]) -> tuple[
     call.seen, call.counts, call.merged, call.entered, call.budgets, call.first_slot = (
         ctypes.addressof(x) for x in numbers
     )
+    if state.far is not None:
+        far_call, more = far_cache_call(form, call.dim, state.far, far)
+        call.far = ctypes.addressof(far_call)
+        alive += more
     return call, [*alive, near, *held, *numbers, form.band]
 
 

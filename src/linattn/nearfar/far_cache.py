@@ -59,6 +59,11 @@ class FarCache:
             unit=unit,
         )
 
+    @staticmethod
+    def dtypes(bits: int, dtype: torch.dtype) -> dict[str, torch.dtype]:
+        """Those of far_entries and far_bounds in a state of this dtype."""
+        return {"far_entries": DTYPES.get(bits, dtype), "far_bounds": dtype if bits == 32 else torch.float16}
+
     @property
     def quantized(self) -> bool:
         return self.entries.dtype == torch.int8

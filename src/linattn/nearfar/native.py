@@ -44,8 +44,6 @@ def refusal(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: N
 
 def kernel_refusal(kernel: NearFar) -> str | None:
     """Why a kernel has no native form, or None. The library gives all slots the last bias of a table, so none may be near."""
-    if kernel.recall:
-        return "near/far attention with recall has no native form"
     if kernel.reach > kernel.window + 1:
         return f"position_bias reaches {kernel.reach} tokens back, farther than the window of {kernel.window}"
     return None
@@ -58,7 +56,7 @@ def attend(
     kernel, (B, H, S, D) = kernel_of(call), key.shape
     form = NativeForm.of(kernel, call.scale, H, D)
     before = NearFarState.empty(kernel, call.signature, query, key, value) if state is None else state
-    packed = PackedState.of(before)
+    packed = PackedState.of(before, form)
     counts: list[int] = [S] * B if call.key_mask is None else call.key_mask.sum(-1).tolist()
     budget, positions = min(form.budgets, default=0), packed.positions
     if call.is_causal:

@@ -14,6 +14,7 @@ from ..engines import native
 from ..engines.native.plans import eligible
 from ..states.base import State
 from .bindings import Inputs, NearBuffer, PackedState, PreparedDecode, advance
+from .far_cache import FarCache
 from .kernel import NearFar
 from .native import kernel_refusal
 from .native_form import NativeForm, far_enough
@@ -99,7 +100,7 @@ def _served(
         return None
     packed: PackedState | None
     if state is None:
-        packed = PackedState.of(NearFarState.empty(kernel, plan.signature, query, key, value))
+        packed = PackedState.of(NearFarState.empty(kernel, plan.signature, query, key, value), plan.form)
     elif not isinstance(state, NearFarState) or state.kernel != plan.signature:
         return None
     else:
@@ -157,6 +158,7 @@ def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, Nea
         state.near_received,
         state.moments if moments is None else moments,
         state.queries if queries is None else queries,
+        state.far,
     )
     dtype = tokens[0].dtype
     return out if dtype is torch.float32 else out.to(dtype), NearFarState.packed(plan.signature, after)
@@ -215,11 +217,12 @@ def _validated(state: NearFarState, kernel: NearFar, plan: Plan) -> PackedState 
         check_kernel(state, sizes, kernel, G, width - 1)
     except ValueError:
         return None
+    stored = FarCache.dtypes(kernel.recall_bits, torch.float32)
     for name, x in state.tensors().items():
-        dtype = torch.int64 if name in ("tokens", "merged", "entered") else torch.float32
+        dtype = torch.int64 if NearFarState.table[name].kind == "count" else stored.get(name, torch.float32)
         if not x.is_cpu or x.dtype is not dtype or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
             return None
-        if name != "near" and not x.is_contiguous():
+        if name not in ("near", *stored) and not x.is_contiguous():
             return None
-    packed = PackedState.of(state)
+    packed = PackedState.of(state, plan.form)
     return packed if _sizes(packed) == plan.sizes else None

@@ -21,6 +21,9 @@ class NativeForm(NamedTuple):
         table: the kernel's position biases (query heads, 2 n + 1), or None.
         band: (query heads, n), those of the distances n - 1 .. 0 less the one of everything farther, in units of log2. The
             softmax cancels what is common to a row, so slots need no bias.
+        recalls: the blocks that each kv head recalls.
+        recall_unit, recall_bits: tokens in such a block, and how they are stored.
+        positions: coordinates of the keys that hold positions.
     """
 
     window: int
@@ -33,6 +36,10 @@ class NativeForm(NamedTuple):
     logit_cap: float = 0.0
     table: Tensor | None = None
     band: Tensor | None = None
+    recalls: tuple[int, ...] = ()
+    recall_unit: int = 1
+    recall_bits: int = 32
+    positions: int = 0
 
     def has_table(self, table: Tensor | None) -> bool:
         """Whether this form was made for these position biases."""
@@ -59,6 +66,10 @@ class NativeForm(NamedTuple):
             kernel.logit_cap or 0.0,
             table,
             band,
+            kernel.recalls(kv_heads),
+            kernel.recall_unit,
+            kernel.recall_bits,
+            kernel.positions,
         )
 
 

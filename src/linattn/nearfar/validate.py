@@ -7,7 +7,7 @@ import torch
 from ..kernels.base import is_plain
 from ..states.base import UNUSABLE
 from ..states.layout import FLOATS
-from .far_cache import DTYPES
+from .far_cache import FarCache
 from .kernel import NearFar
 from .state import NearFarState, slots_per_head
 
@@ -33,7 +33,7 @@ def cast_recall(state: NearFarState, sizes: dict[str, int], kernel: NearFar, dty
     """With far tokens in the type that the kernel stores them in, in case the state was moved to another."""
     if "R" not in sizes or state.far_entries is None or state.far_bounds is None:
         return state
-    entries, bounds = DTYPES.get(kernel.recall_bits, dtype), dtype if kernel.recall_bits == 32 else torch.float16
+    entries, bounds = FarCache.dtypes(kernel.recall_bits, dtype).values()
     if state.far_entries.dtype == entries and state.far_bounds.dtype == bounds:
         return state
     return replace(state, far_entries=state.far_entries.to(entries), far_bounds=state.far_bounds.to(bounds))

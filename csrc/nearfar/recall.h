@@ -1,0 +1,336 @@
+/// Recall: each token attends exactly to the most promising blocks of far tokens, whose keys leave the slots that they were
+/// merged into. It corrects an output that was computed without it. nearfar/recall.py has the rule and its derivation.
+#pragma once
+#include "nearfar/far_cache.h"
+#include "nearfar/scores.h"
+#include "nearfar/window.h"
+
+namespace {
+
+constexpr float DEVIATIONS = 2;  // above the mean, at which the best key of a block is expected
+
+/// The numbers of `from` at VL indices. One by one: an instruction for it is slower on many CPUs.
+INLINE vec gather(const float* from, const int32_t* index) {
+  vec x;
+  UNROLL(16)
+  for (int i = 0; i < VL; ++i) x[i] = from[index[i]];
+  return x;
+}
+
+/// The tokens of a block, for one coordinate.
+typedef float unit_vec __attribute__((vector_size(UNIT * 4)));
+typedef float unaligned_unit_vec __attribute__((vector_size(UNIT * 4), aligned(4), may_alias));
+
+/// shares, slots (UNIT): the shares that the tokens of a block have of their slots, -1 for an empty cell, and the slots.
+inline void far_shares(const float* log_share, const int64_t* slot, int64_t unit, float* shares, int32_t* slots) {
+  for (int64_t u = 0; u < UNIT; ++u) {
+    shares[u] = u < unit ? log_share[u] * LOG2E_F : -__builtin_inff();
+    slots[u] = u < unit ? int32_t(slot[u]) : 0;
+  }
+  for (int64_t u = 0; u < UNIT; u += VL) {
+    const vec y = load_some(shares + u, UNIT - u);
+    store_some(shares + u, y > -__builtin_inff() ? exp2v(vmax(y, splat(-150.0f))) : splat(-1.0f), UNIT - u);
+  }
+}
+
+/// The order of floats as that of integers.
+INLINE ivec ordered(vec x) {
+  const ivec bits = (ivec)x;
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+/// How many of x (n, whole vectors) are at least `least`.
+inline int64_t count_from(const int32_t* x, int64_t n, int32_t least) {
+  ivec total = {};
+  for (int64_t j = 0; j < n; j += VL) {
+    ivec y;
+    memcpy(&y, x + j, sizeof y);
+    total -= y >= least;
+  }
+  int64_t count = 0;
+  for (int i = 0; i < VL; ++i) count += total[i];
+  return count;
+}
+
+/// Whether one of VL integers is at least `least`.
+INLINE bool any_from(const int32_t* x, int32_t least) {
+#if defined(__AVX512F__)
+  return _mm512_cmpge_epi32_mask(_mm512_loadu_si512(x), _mm512_set1_epi32(least)) != 0;
+#else
+  bool any = false;
+  for (int i = 0; i < VL; ++i) any |= x[i] >= least;
+  return any;
+#endif
+}
+
+/// to: the indices of the `most` largest of scores (n); the rest of the last vector must be -inf or less than all others.
+/// The scores become integers of the same order. Returns how many there are.
+inline int64_t select_largest(float* scores, int64_t n, int64_t most, int32_t* to) {
+  int32_t* x = reinterpret_cast<int32_t*>(scores);
+  ivec low_lanes = ordered(load(scores)), high_lanes = low_lanes;
+  for (int64_t j = 0; j < n; j += VL) {
+    const ivec y = ordered(load(scores + j));
+    memcpy(x + j, &y, sizeof y);
+    low_lanes = y < low_lanes ? y : low_lanes, high_lanes = y > high_lanes ? y : high_lanes;
+  }
+  int64_t low = low_lanes[0], high = high_lanes[0];
+  for (int i = 1; i < VL; ++i) low = imin(low, low_lanes[i]), high = imax(high, high_lanes[i]);
+  // At least `most` are >= low, and fewer are >= high + 1. Every other guess is by the counts, which are about linear.
+  int64_t from_low = n, above_high = 0;
+  for (bool half = false; low < high; half = !half) {
+    const int64_t share = half ? (high - low) / 2 : (high - low) * (from_low - most) / (from_low - above_high);
+    const int64_t middle = low + 1 + imin(share, high - low - 1), count = count_from(x, n, int32_t(middle));
+    if (count >= most) low = middle, from_low = count;
+    if (count < most) high = middle - 1, above_high = count;
+    if (count == most) break;
+  }
+  const int64_t ties = most - (low < INT32_MAX ? count_from(x, n, int32_t(low + 1)) : 0);
+  int64_t count = 0, equal = 0;
+  for (int64_t first = 0; first < n; first += VL) {
+    if (!any_from(x + first, int32_t(low))) continue;
+    for (int64_t j = first; j < first + VL; ++j) {
+      to[count] = int32_t(j);
+      count += x[j] > low || (x[j] == low && equal++ < ties);
+    }
+  }
+  return count;
+}
+
+/// What the queries of n tokens bring along; row i * groups + g is that of query g of token i.
+struct Attended {
+  float *query, *out;  // (rows, row_stride(D)) in units of log2, (rows, row_stride(M)): the outputs so far
+  float* log_z;        // (rows): log2 of the denominators
+  float* slot_weight;  // (rows, slot_stride): the share of the denominator that each slot has
+  int64_t slot_stride;
+  int64_t slots;
+
+  static int64_t floats(int64_t rows, int64_t dim, int64_t value_dim, int64_t slots) {
+    return rows * (row_stride(dim) + row_stride(value_dim) + feature_stride(slots) + 1) + 64;
+  }
+  Attended(int64_t rows, int64_t dim, int64_t value_dim, int64_t most_slots, float*& at)
+      : slot_stride(feature_stride(most_slots)), slots(0) {
+    query = carve(at, rows * row_stride(dim)), out = carve(at, rows * row_stride(value_dim));
+    log_z = carve(at, rows), slot_weight = carve(at, rows * slot_stride);
+  }
+
+  /// Takes over a query whose weights of slots are `factor` times these; top: the logit that has the weight 1.
+  void take(int64_t row, const float* weights, float factor, float top) const {
+    copy_row(slot_weight + row * slot_stride, weights, slots);
+    scale_row(slot_weight + row * slot_stride, factor, slots);
+    log_z[row] = top - __builtin_log2f(factor);
+  }
+};
+
+/// to[t] (R, ld_to): products of the keys of a block with R queries of each of T tokens, x[t] (R, ld).
+template <int T, int R>
+void block_products(const float* keys, const float* const* x, int64_t ld, int64_t dim, float* const* to, int64_t ld_to) {
+  constexpr int STEPS = T * R < 4   ? 4
+                        : T * R < 8 ? 2
+                                    : 1;  // coordinates that are summed apart: few sums would wait for each other
+  unit_vec acc[STEPS][T][R] = {};
+  const float* query[T];
+  for (int t = 0; t < T; ++t) query[t] = x[t];
+  for (int64_t d = 0; d < dim; d += STEPS) {
+    UNROLL(4)
+    for (int s = 0; s < STEPS; ++s) {
+      const unit_vec key = *reinterpret_cast<const unaligned_unit_vec*>(keys + (d + s) * UNIT);
+      UNROLL(4)
+      for (int t = 0; t < T; ++t) {
+        UNROLL(3)
+        for (int r = 0; r < R; ++r) acc[s][t][r] += key * query[t][r * ld + d + s];
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    for (int r = 0; r < R; ++r) {
+      for (int s = 1; s < STEPS; ++s) acc[0][t][r] += acc[s][t][r];
+      *reinterpret_cast<unaligned_unit_vec*>(to[t] + r * ld_to) = acc[0][t][r];
+    }
+  }
+}
+
+/// Asks for n floats that will be needed soon.
+INLINE void prefetch_floats(const float* at, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
+}
+
+/// Adds the values (UNIT, row_stride(M)) of a block to W vectors from column j on of R outputs (R, ld_to), weighted (R,
+/// ld).
+template <int R, int W>
+INLINE void add_block_values(const float* values, int64_t lv, const float* weight, int64_t ld, int64_t j, float* to,
+                             int64_t ld_to) {
+  vec acc[R][W];
+  for (int r = 0; r < R; ++r) {
+    for (int w = 0; w < W; ++w) acc[r][w] = load(to + r * ld_to + j + w * VL);
+  }
+  UNROLL(2)
+  for (int64_t u = 0; u < UNIT; ++u) {
+    vec v[W];
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) v[w] = load(values + u * lv + j + w * VL);
+    UNROLL(3)
+    for (int r = 0; r < R; ++r) {
+      UNROLL(4)
+      for (int w = 0; w < W; ++w) acc[r][w] += v[w] * weight[r * ld + u];
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int w = 0; w < W; ++w) store(to + r * ld_to + j + w * VL, acc[r][w]);
+  }
+}
+
+/// Corrects the outputs of some tokens. Each chose blocks; the work goes block by block, so that what several tokens chose
+/// is read once.
+class Correction {
+ public:
+  /// Tokens of a pass, so that their logits stay in cache.
+  static int64_t pass(int64_t tokens, int64_t groups, int64_t most) {
+    return imax(1, imin(tokens, 131072 / (groups * most * UNIT)));
+  }
+
+  static int64_t floats(int64_t tokens, int64_t groups, int64_t most, int64_t places) {
+    const int64_t pairs = tokens * most;
+    return tokens * groups * round_up(most * UNIT, 16) + 2 * round_up(most * UNIT, 16) + tokens * (most + VL) + tokens +
+           places + 1 + 2 * pairs + 128;
+  }
+
+  /// tokens: of a pass. most: blocks that each chooses. places: of the blocks in work space.
+  Correction(int64_t tokens, int64_t query_groups, int64_t most_blocks, int64_t places, float*& at)
+      : groups(query_groups), most(most_blocks), ld(round_up(most_blocks * UNIT, 16)) {
+    weights = carve(at, tokens * groups * ld), share = carve(at, ld), slot = reinterpret_cast<int32_t*>(carve(at, ld));
+    chosen = reinterpret_cast<int32_t*>(carve(at, tokens * (most + VL)));
+    count = reinterpret_cast<int32_t*>(carve(at, tokens)), first = reinterpret_cast<int32_t*>(carve(at, places + 1));
+    token = reinterpret_cast<int32_t*>(carve(at, tokens * most)),
+    rank = reinterpret_cast<int32_t*>(carve(at, tokens * most));
+  }
+
+  /// Where the blocks that token i chose are to be written, and how many they are.
+  int32_t* choices(int64_t i) const { return chosen + i * (most + VL); }
+  int32_t& choice_count(int64_t i) const { return count[i]; }
+
+  /// Corrects the outputs of n tokens, whose queries begin at `row`. shares, slots: (places, UNIT), see far_shares.
+  void run(const FarRows& far, int64_t places, int64_t n, const Attended& a, int64_t row, float cap, const float* shares,
+           const int32_t* slots) const {
+    sort_by_place(places, n);
+    for (int64_t p = 0; p < places; ++p) {
+      if (p + 1 < places && first[p + 2] > first[p + 1]) prefetch_floats(far.keys(p + 1), far.dim * UNIT);
+      multiply_keys(far, p, a.query + row * row_stride(far.dim));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t k = 0; k < count[i]; ++k) {
+        memcpy(share + k * UNIT, shares + choices(i)[k] * UNIT, UNIT * 4);
+        memcpy(slot + k * UNIT, slots + choices(i)[k] * UNIT, UNIT * 4);
+      }
+      for (int64_t j = count[i] * UNIT; j < round_up(count[i] * UNIT, VL); ++j) share[j] = -1, slot[j] = 0;
+      for (int64_t g = 0; g < groups && count[i]; ++g)
+        weigh(far, a, row + i * groups + g, cap, weights_of(i) + g * ld, count[i]);
+    }
+    for (int64_t p = 0; p < places; ++p) {
+      if (p + 1 < places && first[p + 2] > first[p + 1])
+        prefetch_floats(far.values(p + 1), UNIT * row_stride(far.value_dim));
+      add_values(far, p, a.out + row * row_stride(far.value_dim));
+    }
+  }
+
+ private:
+  const int64_t groups, most, ld;
+  float *weights, *share;          // (tokens, groups, ld): of each recalled token; (ld)
+  int32_t *slot, *chosen, *count;  // (ld), (tokens, most), (tokens)
+  int32_t *first, *token,
+      *rank;  // by place: where its pairs begin; by pair: the token, and the place's number among its own
+
+  float* weights_of(int64_t i) const { return weights + i * groups * ld; }
+
+  /// The pairs of tokens and blocks, by block.
+  void sort_by_place(int64_t places, int64_t n) const {
+    memset(first, 0, size_t(places + 1) * 4);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t k = 0; k < count[i]; ++k) ++first[choices(i)[k]];
+    }
+    for (int64_t p = 0; p < places; ++p) first[p + 1] += first[p];  // where each ends
+    for (int64_t i = n - 1; i >= 0; --i) {
+      for (int64_t k = 0; k < count[i]; ++k) {
+        const int32_t at = --first[choices(i)[k]];  // in the end, where it begins
+        token[at] = int32_t(i), rank[at] = int32_t(k);
+      }
+    }
+  }
+
+  /// Products of a block's keys with the queries of all tokens that chose it.
+  void multiply_keys(const FarRows& far, int64_t place, const float* query) const {
+    const int64_t last = first[place + 1];
+    int64_t at = first[place];
+    for (; at + 4 <= last; at += 4) multiply_some<4>(far, place, at, query);
+    if (at + 2 <= last) multiply_some<2>(far, place, at, query), at += 2;
+    for (; at < last; ++at) multiply_some<1>(far, place, at, query);
+  }
+
+  template <int T>
+  void multiply_some(const FarRows& far, int64_t place, int64_t at, const float* query) const {
+    const int64_t lq = row_stride(far.dim);
+    const float* x[T];
+    float* to[T];
+    int64_t g = 0;
+    const auto aim = [&](int64_t group) {
+      for (int t = 0; t < T; ++t) {
+        x[t] = query + (token[at + t] * groups + group) * lq;
+        to[t] = weights_of(token[at + t]) + group * ld + rank[at + t] * UNIT;
+      }
+    };
+    for (; g + 3 <= groups; g += 3) aim(g), block_products<T, 3>(far.keys(place), x, lq, far.dim, to, ld);
+    if (groups - g == 2) aim(g), block_products<T, 2>(far.keys(place), x, lq, far.dim, to, ld);
+    if (groups - g == 1) aim(g), block_products<T, 1>(far.keys(place), x, lq, far.dim, to, ld);
+  }
+
+  /// Turns the products row (blocks, UNIT) of a query into the weights of the recalled tokens' values, and scales its
+  /// output.
+  void weigh(const FarRows& far, const Attended& a, int64_t query, float cap, float* row, int64_t blocks) const {
+    const int64_t n = round_up(blocks * UNIT, VL);
+    const float log_z = a.log_z[query], *slot_weight = a.slot_weight + query * a.slot_stride;
+    for (int64_t j = blocks * UNIT; j < n; ++j) row[j] = 0;
+    vec high = {};
+    for (int64_t j = 0; j < n; j += VL) {
+      vec l = load(row + j);
+      if (cap > 0) l = capped(l, cap);
+      l = load(share + j) >= 0.0f ? l - log_z : splat(MASKED_LOGIT);
+      high = vmax(l, high);
+      store(row + j, l);
+    }
+    const float top = max_lane(high), rest = exp2s(-top);  // relative to 2^top of the denominator
+    vec total = {};
+    for (int64_t j = 0; j < n; j += VL) {
+      vec gain = exp2v(load(row + j) - top);
+      if (a.slots > 0) gain -= vmax(load(share + j), vec{}) * gather(slot_weight, slot + j) * rest;
+      store(row + j, gain);
+      total += gain;
+    }
+    const float factor = 1 / (rest + sum(total));
+    scale_row(row, factor, n);
+    scale_row(a.out + query * row_stride(far.value_dim), rest * factor, round_up(far.value_dim, VL));
+  }
+
+  /// Adds the values of a block to the outputs of all tokens that chose it.
+  void add_values(const FarRows& far, int64_t place, float* out) const {
+    for (int64_t at = first[place]; at < first[place + 1]; ++at) {
+      const float* weight = weights_of(token[at]) + rank[at] * UNIT;
+      float* rows = out + token[at] * groups * row_stride(far.value_dim);
+      int64_t g = 0;
+      for (; g + 3 <= groups; g += 3) add_some<3>(far, place, weight, g, rows);
+      if (groups - g == 2) add_some<2>(far, place, weight, g, rows);
+      if (groups - g == 1) add_some<1>(far, place, weight, g, rows);
+    }
+  }
+
+  template <int R>
+  void add_some(const FarRows& far, int64_t place, const float* weight, int64_t g, float* rows) const {
+    const int64_t lv = row_stride(far.value_dim), width = round_up(far.value_dim, VL);
+    const float* values = far.values(place);
+    int64_t j = 0;
+    for (; j + NR * VL <= width; j += NR * VL) {
+      add_block_values<R, NR>(values, lv, weight + g * ld, ld, j, rows + g * lv, lv);
+    }
+    for (; j < width; j += VL) add_block_values<R, 1>(values, lv, weight + g * ld, ld, j, rows + g * lv, lv);
+  }
+};
+
+}  // namespace

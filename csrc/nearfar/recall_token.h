@@ -1,0 +1,111 @@
+/// Recall in a decoding step: one token of one head, which reads the far tokens of the state in place.
+#pragma once
+#include "nearfar/recall.h"
+
+namespace {
+
+/// Recall for the queries of one token.
+class RecallToken {
+ public:
+  /// Whether a kv head of a call recalls anything.
+  static bool on(const NearFarCall& c, int64_t kv) { return c.far && c.far->recall[kv] > 0 && c.far->cells > 0; }
+
+  /// Floats of work space. slots: of the head.
+  static int64_t floats(const NearFarCall& c, int64_t kv, int64_t slots) {
+    const int64_t groups = c.heads / c.kv_heads, units = c.far->cells / c.far->unit,
+                  recall = imin(c.far->recall[kv], units);
+    return FarRows::floats(recall, c.dim, c.value_dim) + Attended::floats(groups, c.dim, c.value_dim, slots) +
+           Correction::floats(1, groups, recall, recall) + groups * row_stride(c.dim) + round_up(units, VL) + units + VL +
+           2 * recall * UNIT + FarCache::floats(c.dim, c.value_dim) + 512;
+  }
+
+  RecallToken(const NearFarCall& c, int64_t b, int64_t kv, int64_t slots, float*& at)
+      : cache(c, b, kv),
+        groups(c.heads / c.kv_heads),
+        units(c.far->cells / c.far->unit),
+        recall(imin(c.far->recall[kv], units)),
+        rows(recall, c.dim, c.value_dim, at),
+        attended(groups, c.dim, c.value_dim, slots, at),
+        correction(1, groups, recall, recall, at) {
+    attended.slots = slots;
+    squares = carve(at, groups * row_stride(c.dim)), scores = carve(at, round_up(units, VL));
+    chosen = reinterpret_cast<int32_t*>(carve(at, units + VL));
+    shares = carve(at, recall * UNIT), places = reinterpret_cast<int32_t*>(carve(at, recall * UNIT));
+    space = carve(at, FarCache::floats(c.dim, c.value_dim));
+  }
+
+  /// Where the output (row_stride(M)) of query g without recall is written, and that with it is found.
+  float* output(int64_t g) const { return attended.out + g * row_stride(rows.value_dim); }
+
+  /// Takes over query g (row_stride(D)), in units of log2. weights: of the slots, whose sum with all others is 1 / factor.
+  void take(int64_t g, const float* x, const float* weights, float factor, float top) const {
+    const int64_t ld = row_stride(rows.dim);
+    copy_row(attended.query + g * ld, x, ld);
+    for (int64_t d = 0; d < ld; d += VL) store(squares + g * ld + d, load(x + d) * load(x + d));
+    attended.take(g, weights, factor, top);
+  }
+
+  /// Corrects the outputs of all queries.
+  void correct(float cap) const {
+    const int64_t n = choose(cap);
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t first = chosen[k] * cache.unit;
+      cache.load_block(chosen[k], rows, k, space);
+      far_shares(cache.log_share + first, cache.slot + first, cache.unit, shares + k * UNIT, places + k * UNIT);
+      correction.choices(0)[k] = int32_t(k);
+    }
+    correction.choice_count(0) = int32_t(n);
+    correction.run(rows, n, 1, attended, 0, cap, shares, places);
+  }
+
+ private:
+  const FarCache cache;
+  const int64_t groups, units, recall;
+  const FarRows rows;  // of the chosen blocks
+  Attended attended;
+  const Correction correction;
+  float *squares, *scores, *shares, *space;  // (groups, row_stride(D)), (units), (recall, UNIT)
+  int32_t *chosen, *places;                  // (units), (recall, UNIT)
+
+  /// Finds the blocks that the token recalls; returns how many they are.
+  int64_t choose(float cap) const {
+    int64_t living = 0;
+    for (int64_t i = 0; i < units; ++i) {
+      const bool alive = cache.alive(cache.log_share, i);
+      scores[i] = alive ? 0 : -__builtin_inff();
+      chosen[living] = int32_t(i);
+      living += alive;
+    }
+    if (living <= recall) return living;
+    for (int64_t i = units; i < round_up(units, VL); ++i) scores[i] = -__builtin_inff();
+    for (int64_t i = 0; i < units; i += VL) store(scores + i, load(scores + i) + score(i, cap));
+    return select_largest(scores, round_up(units, VL), recall, chosen);
+  }
+
+  /// Scores of VL blocks from `first` on, by the query that would gain most.
+  vec score(int64_t first, float cap) const {
+    vec best = splat(-__builtin_inff());
+    int64_t g = 0;
+    for (; g + 3 <= groups; g += 3) score_some<3>(first, g, cap, best);
+    for (; g < groups; ++g) score_some<1>(first, g, cap, best);
+    return best;
+  }
+
+  /// best = the larger of it and the scores for the R queries from g on.
+  template <int R>
+  void score_some(int64_t first, int64_t g, float cap, vec& best) const {
+    const int64_t ld = row_stride(rows.dim);
+    vec products[2 * R][VL];
+    for (int k = 0; k < VL; ++k) {
+      vec sums[2 * R];
+      cache.bound_products<R>(imin(first + k, units - 1), attended.query + g * ld, squares + g * ld, ld, sums);
+      for (int r = 0; r < 2 * R; ++r) products[r][k] = sums[r];
+    }
+    for (int r = 0; r < R; ++r) {
+      const vec s = reduce<false>(products[2 * r]) + sqrtv(reduce<false>(products[2 * r + 1])) * DEVIATIONS;
+      best = vmax((cap > 0 ? capped(s, cap) : s) - attended.log_z[g + r], best);
+    }
+  }
+};
+
+}  // namespace
