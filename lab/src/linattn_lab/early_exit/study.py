@@ -14,7 +14,7 @@ from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
 from .rules import RULES, Rule, decide, name_of, words_of
 from .sweep import Point, all_logits, choose, point, sweep
-from .thresholds import choose_together
+from .thresholds import choose_together, left_to_lose
 from .training import TRANSFORMER, Bench, Split
 from .wrapper import EarlyExit
 
@@ -195,14 +195,14 @@ def curve_together(model: EarlyExit, parts: Split, give_up: float, other: Tensor
     """Chooses the tolerances of all exits together; also returns the accuracy that they must have on validation images.
 
     Args:
-        give_up: accuracy that may be lost, with confidence, against the better of the last exit and another network.
+        give_up: accuracy that may be lost against the better of the last exit and another network; see `left_to_lose`.
         other: (n,) bool, the validation images on which that one is right.
     """
     costs = exit_costs(model, parts.test.images[:1])
     known, labels = all_logits(model, parts.validation.images), parts.validation.labels
-    right = max(known[-1].argmax(-1) == labels, other, key=lambda own: int(own.sum()))
-    rule = choose_together(known, labels, costs, right, allowed=give_up).rule
-    return _judged(model, parts, costs, rule), float(right.double().mean()) - give_up
+    last = known[-1].argmax(-1) == labels
+    rule = choose_together(known, labels, costs, last, allowed=left_to_lose(known, labels, other, give_up)).rule
+    return _judged(model, parts, costs, rule), max(float(own.double().mean()) for own in (last, other)) - give_up
 
 
 def _judged(model: EarlyExit, parts: Split, costs: ExitCosts, rule: Rule) -> Curve:
