@@ -14,7 +14,7 @@ from linattn_lab.early_exit.distill import Heads, soft_targets
 from linattn_lab.early_exit.macs import ExitCosts
 from linattn_lab.early_exit.rules import Confidence, PerExit, words_of
 from linattn_lab.early_exit.sweep import point
-from linattn_lab.early_exit.thresholds import choose_together, every_choice, frontier, left_to_lose, lost
+from linattn_lab.early_exit.thresholds import choose_together, every_choice, frontier, lost
 from linattn_lab.early_exit.training import read_choice, write_choice
 from linattn_lab.images.datasets import Part
 
@@ -73,16 +73,6 @@ def test_what_cannot_be_shown_is_not_chosen():
     chosen = choose_together(logits, labels, COSTS, torch.ones(40, dtype=torch.bool), allowed=0.0)
     assert chosen.rule == PerExit((None, None, None))
     assert chosen.tested == 0
-
-
-def test_a_better_network_elsewhere_leaves_less_to_lose():
-    logits, labels = known(200)
-    last = logits[-1].argmax(-1) == labels
-    better = last.clone()
-    better[(~last).nonzero()[:3]] = True
-    assert left_to_lose(logits, labels, last, 0.01) == 0.01
-    assert left_to_lose(logits, labels, ~last, 0.01) == 0.01  # a worse one changes nothing
-    assert left_to_lose(logits, labels, better, 0.02) == pytest.approx(0.02 - 3 / 200)
 
 
 def test_runs_without_times_are_judged_by_the_other_bars():

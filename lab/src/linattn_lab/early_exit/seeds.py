@@ -21,12 +21,11 @@ from .macs import exit_costs
 from .rules import words_of
 from .study import Call, accuracy_of
 from .sweep import all_logits, point
-from .thresholds import choose_together, left_to_lose
+from .thresholds import choose_together
 from .training import Bench, write_choice
 
 TIMED = {1: 400, 128: 640}  # size of a batch -> test images that are timed
 ROUNDS = 3
-ALLOWED = 0.01  # accuracy that may be lost against the better of the last exit and the network without exits
 RESULT = "run.json"
 
 
@@ -127,12 +126,8 @@ def measure(
         seconds = time.process_time() - start
         costs = exit_costs(model, parts.test.images[:1])
         known, labels = all_logits(model, parts.validation.images), parts.validation.labels
-        last, static, allowed = known[-1].argmax(-1) == labels, None, ALLOWED
-        if plain is not None:
-            other = scores(plain, parts.validation.images).argmax(-1) == labels
-            allowed = left_to_lose(known, labels, other, ALLOWED)
-            static = accuracy_of(scores(plain, parts.test.images), parts.test)
-        chosen = choose_together(known, labels, costs, last, allowed=allowed)
+        static = None if plain is None else accuracy_of(scores(plain, parts.test.images), parts.test)
+        chosen = choose_together(known, labels, costs, known[-1].argmax(-1) == labels)
         logits = all_logits(model, parts.test.images)
         found = point(logits, parts.test.labels, costs, chosen.rule)
     finally:

@@ -58,20 +58,6 @@ def choose_together(
     return best
 
 
-def left_to_lose(logits: Tensor, labels: Tensor, other: Tensor, allowed: float) -> float:
-    """What exits may lose against the last one so that `allowed` is lost against the better of it and another network.
-
-    The exits share most of their errors with the last one, not with another network, so that a loss against the latter could
-    not be shown with confidence: how much better it is, is taken as the validation images have it.
-
-    Args:
-        logits: (exits, n, classes) of the validation images.
-        other: (n,) bool, where the other network is right.
-    """
-    last = logits[-1].argmax(-1) == labels
-    return allowed - max(0.0, float(other.double().mean() - last.double().mean()))
-
-
 def lost(rule: PerExit, logits: Tensor, labels: Tensor, right: Tensor, sure: float) -> tuple[float, float]:
     """Accuracy lost against the full network on the same images, and its upper bound (paired, one image added to be safe)."""
     exits = decide(logits, rule)
