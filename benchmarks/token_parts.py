@@ -27,7 +27,7 @@ from linattn.hf import weights
 
 CHUNK = 512
 # A line of linattn that enters the native library.
-NATIVE = re.compile(r"\b(library\.\w+|entry|_entry|\w*_entry|function)\(")
+NATIVE = re.compile(r"\blibrary\.\w+\(|entry\(|\(\)\(ctypes")
 PARTS = (
     "matrix products",
     "native calls of linattn",
