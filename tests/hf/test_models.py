@@ -64,6 +64,16 @@ def test_generate_with_the_cache_is_generate_without(family, options):
     assert torch.equal(quick, slow)
 
 
+@pytest.mark.parametrize(("family", "off"), [("mpt", {}), ("llama", {"use_cache": False})])
+def test_a_state_cache_needs_caches_to_be_on(family, off):
+    """With caches off, generate would give the cache the whole text again at every step."""
+    model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=20)
+    with pytest.raises(ValueError, match="pass use_cache=True"):
+        model.generate(ids, past_key_values=StateCache(model), max_new_tokens=2, **off)
+    detach(model)
+    assert model.generate(ids, max_new_tokens=2, **off).shape[1] <= 22
+
+
 def test_chunked_prefill_and_a_prompt_used_twice():
     model, ids = attach(build("llama"), NearFar(**KERNEL)), tokens(1, 70)
     options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}

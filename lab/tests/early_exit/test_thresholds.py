@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,19 @@ def test_what_cannot_be_shown_is_not_chosen():
     chosen = choose_together(logits, labels, COSTS, torch.ones(40, dtype=torch.bool), allowed=0.0)
     assert chosen.rule == PerExit((None, None, None))
     assert chosen.tested == 0
+
+
+def test_runs_without_times_are_judged_by_the_other_bars():
+    timed = {"time_1": 3.0, "time_128": 1.5}
+    rest = {"seed": 0, "threads": 1, "rule": "", "shares": (1.0,), "exits": (0.95,), "bound": 0.0, "seconds": 1.0}
+    rest |= {"accuracy": 0.95, "last_exit": 0.95, "without_exits": None, "mac_ratio": 4.0}
+    slow, untimed = seeds.Run(**rest, **timed), seeds.Run(**rest, time_1=None, time_128=None)
+    assert not seeds.meets_all(slow)
+    assert seeds.meets_all(untimed)
+    assert seeds.rows_of([untimed])[1][3:5] == ["", ""]
+    keys = seeds.figures_of([untimed, replace(untimed, seed=1)])
+    assert not any("time," in key for key in keys)
+    assert len(keys) == 2 * 4 + 1
 
 
 def test_a_head_left_out_is_not_computed_and_not_counted():

@@ -13,6 +13,7 @@ from .alibi import AlibiForward, is_alibi
 from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
+from .cache import refuse_unused_cache
 from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
 from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
 from .self_calibration import find_or_calibrate
@@ -90,6 +91,7 @@ def attach(
         _attach_kernels(model, kernel, budgets, attached)
     for layer in linear:
         attached.replaced += serve(layer)
+    attached.hooks.append(model.register_forward_pre_hook(refuse_unused_cache, with_kwargs=True))
     sharding = ShardInputs()
     attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))
     attached.hooks.append(model.register_forward_hook(sharding.after, with_kwargs=True))

@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 from ..functional import routing
 from ..functional.attention import attention
 from .biases import LayerBiases
-from .cache import StateLayer
+from .cache import StateCache, StateLayer
 from .eviction import Eviction
 from .exact import exact
 from .learned_sinks import Tokens, as_a_token
@@ -53,7 +53,8 @@ def attend(
     if isinstance(layer, StaticLayer) and not layer.is_sliding:
         key, value, attention_mask = _written(layer, key, value, attention_mask)
     sinks = kwargs.pop("s_aux", None)
-    biases: LayerBiases = getattr(module, "linattn_biases", NO_BIASES)
+    own = module.__dict__  # a module's getattr raises and catches for what is not there
+    biases: LayerBiases = own.get("linattn_biases", NO_BIASES)
     biases.check_cap(module, kwargs.pop("softcap", None))
     if biases.understood:
         kwargs.pop("position_bias", None)  # T5 computes it for the keys of this call alone
@@ -74,7 +75,7 @@ def attend(
         return _cross(layer, Tokens(query, key, value, key_mask), options).transpose(1, 2), None
     past = None
     if isinstance(layer, StateLayer):
-        if getattr(module, "is_kv_shared_layer", False):
+        if own.get("is_kv_shared_layer", False):
             layer.update(key, value)  # the model updates the cache only for the layer that computed these keys
         past = layer.past()
     tokens = Tokens(query, key, value, key_mask)
@@ -86,7 +87,9 @@ def attend(
         layer.hold(state)
     else:
         out = attention(*tokens[:3], key_mask=tokens.key_mask, **options)
-    return out[:, :, -query.shape[2] :].transpose(1, 2), None
+    if sinks is not None:
+        out = out[:, :, -query.shape[2] :]  # without the sinks' own row
+    return out.transpose(1, 2), None
 
 
 def _kernel_of(module: Any, sinks: Tensor | None, biases: LayerBiases) -> Any:
@@ -169,6 +172,9 @@ class PassCache:
     parameters: tuple[str, ...]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cache = kwargs.get("past_key_values")
+        if type(cache) is StateCache:
+            return args, {**kwargs, CACHE: cache}
         given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         cache = next((x for x in given.values() if isinstance(x, Cache)), None)
         if isinstance(cache, EncoderDecoderCache):

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    EncoderDecoderCache,
+    LinearAttentionLayer,
+)
 
 from .._files import write_json
 from ..states.linear import State
@@ -46,10 +53,11 @@ class StateLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if self.held != self.seen:
             raise ValueError(UNFINISHED)
-        self.is_initialized = True
         self.seen += key_states.shape[-2]
-        # Cross-attention asks a cache for its keys from the second token on: there are no new ones.
-        self.keys, self.values = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
+        self.is_initialized = True
+        if self.keys is None or len(self.keys) != len(key_states):
+            # Cross-attention asks a cache for its keys from the second token on: there are no new ones.
+            self.keys, self.values = (x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
         return key_states, value_states
 
     def past(self) -> State | None:
@@ -155,6 +163,7 @@ class StateCache(Cache):
         if getattr(config, "num_kv_shared_layers", None):  # these have no layer in transformers' caches
             layers += [DynamicLayer() for _ in range(config.num_hidden_layers - len(layers))]
         super().__init__(layers=[_state_layer(x) if i in attached.layers else x for i, x in enumerate(layers)])
+        self.first = next((i for i, x in enumerate(self.layers) if isinstance(x, StateLayer)), -1)
 
     def __repr__(self) -> str:
         return f"StateCache(layers={len(self.layers)}, tokens={self.get_seq_length()}, nbytes={self.nbytes})"
@@ -163,11 +172,11 @@ class StateCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Called by transformers: the new keys and values of one layer."""
-        new = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
-        if isinstance(layer, StateLayer) and layer.seen != next(
-            x.seen for x in self.layers if isinstance(x, StateLayer)
-        ):
+        if not isinstance(layer, StateLayer):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        new = layer.update(key_states, value_states)
+        if layer.seen != self.layers[self.first].seen:
             raise ValueError(UNFINISHED)
         return new
 
@@ -227,6 +236,19 @@ class StateCache(Cache):
         for layer, state, tokens in zip(self.layers, states, found["tokens"], strict=False):
             layer.state, layer.seen, layer.held, layer.is_initialized = state, tokens, tokens, True
         return self
+
+
+def refuse_unused_cache(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook of attached models: with caches off, `generate` gives the whole text at every step, and a StateCache
+    would read it again and again. MPT's configuration turns caches off."""
+    if kwargs.get("use_cache") is not False:
+        return
+    given: Any = kwargs.get("past_key_values")
+    caches: tuple[Any, ...] = (given,)
+    if isinstance(given, EncoderDecoderCache):
+        caches = (given.self_attention_cache, given.cross_attention_cache)
+    if any(isinstance(cache, StateCache) for cache in caches):
+        raise ValueError("this call has a StateCache, but use_cache is off: pass use_cache=True.")
 
 
 def own_tensors(layer: Any) -> list[Tensor]:

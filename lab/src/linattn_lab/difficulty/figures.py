@@ -91,7 +91,7 @@ def _figure(
         error = math.sqrt((len(others) - 1) / len(others) * float(np.sum((np.array(others) - np.mean(others)) ** 2)))
         reach += (float(student.ppf(0.975, len(others) - 1)) * error) ** 2
     low, high = value - math.sqrt(reach), value + math.sqrt(reach)
-    if key.startswith("accuracy"):
-        low, high = max(0.0, low), min(1.0, high)
+    if key.startswith(("accuracy", "correlation")):
+        low, high = max(0.0 if key.startswith("accuracy") else -1.0, low), min(1.0, high)
     form = {"accuracy": ".3f", "correlation": "+.3f"}.get(key.split("|")[0], ".2f")
     return Figure(value, low, high, seeds, form)

@@ -13,6 +13,7 @@ from torch import nn
 from linattn._files import parsing, write_json
 
 from ..figures import Figure, over_seeds
+from ..images.datasets import Part
 from ..images.resnet import ResNet18
 from ..images.training import scores
 from .latency import latencies
@@ -36,10 +37,11 @@ class Run:
         last_exit, without_exits: accuracies of the full network, as the last exit and as a network of its own (None where
             it was not trained).
         mac_ratio: times fewer MACs than the network without exits, every head counted that an image passes.
-        time_1, time_128: times less processor time than the network without exits, in batches of 1 and 128.
+        time_1, time_128: times less processor time than the network without exits, in batches of 1 and 128; None where
+            nothing was timed.
         shares: of the images that leave at each exit.
         exits: accuracy of each exit over all images.
-        bound: of the accuracy lost, by the validation images.
+        bound: of the accuracy lost against the last exit, by the validation images.
         seconds: of the processor, for training.
     """
 
@@ -49,8 +51,8 @@ class Run:
     last_exit: float
     without_exits: float | None
     mac_ratio: float
-    time_1: float
-    time_128: float
+    time_1: float | None
+    time_128: float | None
     rule: str
     shares: tuple[float, ...]
     exits: tuple[float, ...]
@@ -95,17 +97,25 @@ LOST = Bar("accuracy lost", "lost", 0.01, ".4f", least=False)
 FULL = Bar("accuracy of the full network", "full", 0.9, ".4f")
 
 
+def bars_of(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """All bars, or those that need no clock if a run was not timed."""
+    timed = all(run.time_1 is not None and run.time_128 is not None for run in runs)
+    return tuple(bar for bar in BARS if timed or not bar.attribute.startswith("time"))
+
+
 def meets_all(run: Run) -> bool:
-    return all(bar.met(run) for bar in (*BARS, LOST))
+    return all(bar.met(run) for bar in (*bars_of([run]), LOST))
 
 
-def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int, with_static: bool) -> Run:
+def measure(
+    bench: Bench, *, width: int, weights: Sequence[float], threads: int, with_static: bool, timed: bool = True
+) -> Run:
     """Trains or loads the networks of a bench, chooses on validation images, and judges on test images."""
     kept = bench.folder / RESULT
     asked = {"recipe": bench.recipe(), "width": width, "weights": list(weights)}
     if kept.is_file():
         old = read_run(kept, asked)
-        if old.without_exits is not None or not with_static:
+        if (old.without_exits is not None or not with_static) and (old.time_1 is not None or not timed):
             return old
     parts = bench.parts
     before, start = torch.get_num_threads(), time.process_time()
@@ -116,13 +126,8 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
         seconds = time.process_time() - start
         costs = exit_costs(model, parts.test.images[:1])
         known, labels = all_logits(model, parts.validation.images), parts.validation.labels
-        right = known[-1].argmax(-1) == labels
-        static: float | None = None
-        if plain is not None:
-            other = scores(plain, parts.validation.images).argmax(-1) == labels
-            right = max(right, other, key=lambda own: int(own.sum()))
-            static = accuracy_of(scores(plain, parts.test.images), parts.test)
-        chosen = choose_together(known, labels, costs, right)
+        static = None if plain is None else accuracy_of(scores(plain, parts.test.images), parts.test)
+        chosen = choose_together(known, labels, costs, known[-1].argmax(-1) == labels)
         logits = all_logits(model, parts.test.images)
         found = point(logits, parts.test.labels, costs, chosen.rule)
     finally:
@@ -131,10 +136,7 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
         plain = ResNet18(len(parts.classes), width=width, stem="cifar", channels=bench.channels).eval()
         plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     calls: dict[str, Call] = {"full": plain, "exits": lambda images: model.predict(images, chosen.rule)}
-    ratios = {}
-    for batch, count in TIMED.items():
-        taken = latencies(calls, parts.test.images[:count], min(batch, len(parts.test)), rounds=ROUNDS)
-        ratios[batch] = taken["full"].processor / taken["exits"].processor
+    ratios = _time_ratios(calls, parts.test) if timed else {}
     run = Run(
         seed=bench.config.seed,
         threads=threads,
@@ -142,8 +144,8 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
         last_exit=accuracy_of(logits[-1], parts.test),
         without_exits=static,
         mac_ratio=costs.full / found.macs,
-        time_1=ratios[1],
-        time_128=ratios[128],
+        time_1=ratios.get(1),
+        time_128=ratios.get(128),
         rule=words_of(chosen.rule),
         shares=found.shares,
         exits=tuple((logits.argmax(-1) == parts.test.labels).double().mean(-1).tolist()),
@@ -153,6 +155,15 @@ def measure(bench: Bench, *, width: int, weights: Sequence[float], threads: int,
     write_choice(bench.folder, chosen.rule)
     write_json(kept, {"asked": asked, "run": asdict(run)})
     return run
+
+
+def _time_ratios(calls: dict[str, Call], test: Part) -> dict[int, float]:
+    """Size of a batch -> how many times less processor time "exits" takes than "full"."""
+    ratios = {}
+    for batch, count in TIMED.items():
+        taken = latencies(calls, test.images[:count], min(batch, len(test)), rounds=ROUNDS)
+        ratios[batch] = taken["full"].processor / taken["exits"].processor
+    return ratios
 
 
 def read_run(path: Path, asked: dict[str, Any]) -> Run:
@@ -171,7 +182,10 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
     """A line for each run; ! marks what misses its bar."""
     rows = [["seed", "threads", "MACs", "batch 1", "batch 128", "accuracy", "full", "lost", "leave first", "bars"]]
     for run in runs:
-        cells = [format(bar.of(run), bar.format) + ("" if bar.met(run) else "!") for bar in BARS]
+        known = bars_of([run])
+        cells = [
+            format(bar.of(run), bar.format) + ("" if bar.met(run) else "!") if bar in known else "" for bar in BARS
+        ]
         lost = f"{100 * run.lost:.2f}" + ("" if LOST.met(run) else "!")
         met = "met" if meets_all(run) else "not met"
         first = f"{100 * run.shares[0]:.0f} %"
@@ -182,7 +196,7 @@ def rows_of(runs: Sequence[Run]) -> list[list[str]]:
 def summary_rows(runs: Sequence[Run]) -> list[list[str]]:
     """The mean over seeds with its 95 % interval, and the worst run, beside the bar."""
     rows = [["over seeds", "mean", "95 %", "worst run", "bar", ""]]
-    for bar in (*BARS, LOST):
+    for bar in (*bars_of(runs), LOST):
         own = mean_of(runs, bar)
         worst = min(map(bar.of, runs)) if bar.least else max(map(bar.of, runs))
         cells = [format(x, bar.format) for x in (own.value, own.low, own.high, worst)]
@@ -203,18 +217,18 @@ def figures_of(runs: Sequence[Run]) -> dict[str, Figure]:
     """What the docs print: means with their intervals, the worst run of each, and the share of runs that meet all bars.
 
     Student's t knows seeds, not machines: the interval of times reaches down to the bar and as far up. That of a worst run
-    goes from the bar to the best run.
+    goes from the bar, or the worse end of the mean's interval if that is beyond, to the best run.
     """
     seeds = tuple(sorted({run.seed for run in runs}))
     found = {}
-    for bar in (*BARS, LOST, FULL):
+    for bar in (*bars_of(runs), LOST, FULL):
         mean = mean_of(runs, bar)
         if bar.attribute.startswith("time"):
             low, high = min(mean.low, bar.limit), max(mean.high, 2 * mean.value - bar.limit)
             mean = replace(mean, low=low, high=high)
         found[f"seeds|{bar.name}|mean"] = mean
         values = sorted((bar.of(run) for run in runs), reverse=not bar.least)
-        ends = (values[0], values[-1], bar.limit)
+        ends = (values[0], bar.limit, mean.low if bar.least else mean.high)
         low, high = (min(ends), values[-1]) if bar.least else (values[-1], max(ends))
         found[f"seeds|{bar.name}|worst run"] = Figure(values[0], low, high, seeds, bar.format)
     share = sum(map(meets_all, runs)) / len(runs)

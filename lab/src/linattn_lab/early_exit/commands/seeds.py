@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seeds with which a network without exits is trained too, to be compared in accuracy",
     )
+    parser.add_argument("--without-times", action="store_true", help="judge by MACs and accuracy alone")
     add_training(parser)
     add_output(parser, "--json", "write every run for machines")
     add_figures(parser)
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         config = replace(config_from(args), seed=seed)
         bench = Bench(folder, pictures, config, distill_steps=args.distill_steps, parts=parts, show=not args.quiet)
         static = seed in args.without_exits and threads == args.threads[0]
-        runs.append(measure(bench, width=args.width, weights=args.weights, threads=threads, with_static=static))
+        options = {"with_static": static, "timed": not args.without_times}
+        runs.append(measure(bench, width=args.width, weights=args.weights, threads=threads, **options))
         print(table(rows_of(runs[-1:]), "rrrrrrrrr").splitlines()[-1], flush=True)
     print("\n" + table(rows_of(runs), "rrrrrrrrr") + "\n")
     if len(set(args.seeds)) > 1:
