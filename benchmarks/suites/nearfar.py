@@ -51,6 +51,57 @@ def forward(settings: Settings) -> Iterator[Row]:
             yield Row(f"causal forward, {name}, N = {length}", best[name] / best["sdpa"], "of SDPA", bar, False)
 
 
+@case("near/far training")
+def training(settings: Settings) -> Iterator[Row]:
+    """Causal forward and backward pass of NearFar(): the native engine beside the torch engine, and beside SDPA."""
+    kernel = linattn.NearFar()
+
+    def passes(
+        attend: Callable[..., torch.Tensor], leaves: list[torch.Tensor], way: torch.Tensor
+    ) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attend(*leaves), leaves, way)
+
+    for length in (1024,) if settings.quick else (2048, 4096, 8192, 16384):
+        leaves, way = [x.requires_grad_() for x in tokens(length)], torch.randn(1, HEADS, length, DIM)
+        names = [name for name in engines() if name == "native" or length <= TORCH_UP_TO]
+        calls = {
+            name: passes(
+                lambda q, k, v, e=name: linattn.attention(q, k, v, kernel=kernel, is_causal=True, engine=e), leaves, way
+            )
+            for name in names
+        }
+        calls["sdpa"] = passes(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), leaves, way)
+        best = seconds(calls, least=2, budget=settings.budget / 2)
+        for name in names:
+            yield Row(f"forward and backward, {name}, N = {length}", best[name] / best["sdpa"], "of SDPA")
+        if len(names) == 2:
+            yield Row(
+                f"forward and backward, torch / native, N = {length}", best["torch"] / best["native"], "times", 3.0
+            )
+
+
+@case("near/far training memory", slow=True)
+def training_memory(settings: Settings) -> Iterator[Row]:
+    """MiB that a causal forward and backward pass adds to the largest size of a process of its own."""
+    for engine in engines():
+        for length in (4096, 8192) if engine == "torch" else (8192, 16384, 32768):
+            script = (
+                "import resource, torch, linattn\n"
+                f"tokens = lambda n: [torch.randn(1, {HEADS}, n, {DIM}).requires_grad_() for _ in range(3)]\n"
+                "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+                f"options = {{'kernel': 'nearfar', 'is_causal': True, 'engine': {engine!r}}}\n"
+                "def passes(x):\n"
+                "    return torch.autograd.grad(linattn.attention(*x, **options).sum(), x)\n"
+                "passes(tokens(1024))\n"
+                f"leaves = tokens({length})\n"
+                "before = size()\n"
+                "passes(leaves)\n"
+                "print(size() - before)\n"
+            )
+            done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+            yield Row(f"forward and backward, {engine}, N = {length}", float(done.stdout), "MiB")
+
+
 @case("near/far decode")
 @torch.inference_mode()
 def decode(settings: Settings) -> Iterator[Row]:

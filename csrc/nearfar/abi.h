@@ -51,6 +51,18 @@ struct NearFarCall {
   float *slot_new, *bias_new, *received_new, *near_received_new, *moments_new, *query_samples_new;
   float* out;               // (B, Hq, L, M), or null
   const FarCacheCall* far;  // null if no head has recall
+  float* merges;            // (B, H, merge_blocks, 2 merge_rows + D): what the merges decided, for backward; or null
+  int64_t merge_blocks, merge_rows;  // blocks that new tokens may touch; slots that a merge may see, of any head
+};
+
+/// The gradients of a prefill, all float32 and contiguous. Those of its results are null where they are 0; those of its
+/// inputs start as 0, and rows of hidden tokens and of slots that are empty are not written.
+struct NearFarGrads {
+  const NearFarCall* call;  // with what prefill got, and with its `merges`
+  const float *out, *sink_new, *near_new, *slot_new, *bias_new;
+  float *query, *key, *value;        // (B, Hq, L, D) or null, (B, H, L, D), (B, H, L, M)
+  float *sink, *near, *slot, *bias;  // of the incoming state
+  float* band;                       // (B, Hq, reach), or null
 };
 
 /// Merges `slots` slots into `size`, independently for each of `problems` heads.
@@ -70,6 +82,7 @@ struct NearFarKernels {
   int32_t (*prefill)(const NearFarCall&, int64_t head);
   int32_t (*decode)(const NearFarCall&, int64_t head);
   int32_t (*merge)(const MergeCall&, int64_t problem);
+  int32_t (*backward)(const NearFarGrads&, int64_t head);
 };
 
 DECLARE_KERNELS(NearFarKernels, nearfar)

@@ -22,6 +22,7 @@ int32_t run_kernels(int64_t count, int64_t threads, const Kernel& kernel) {
 EXPORT int64_t linattn_nearfar_call_size() { return sizeof(NearFarCall); }
 EXPORT int64_t linattn_nearfar_far_cache_call_size() { return sizeof(FarCacheCall); }
 EXPORT int64_t linattn_nearfar_merge_call_size() { return sizeof(MergeCall); }
+EXPORT int64_t linattn_nearfar_grads_size() { return sizeof(NearFarGrads); }
 
 /// New tokens, from a state to a state; outputs if c->out is given.
 EXPORT int32_t linattn_nearfar_prefill(const NearFarCall* c) {
@@ -55,4 +56,11 @@ EXPORT int32_t linattn_nearfar_decode(const NearFarCall* shared, int64_t step, c
 EXPORT int32_t linattn_nearfar_merge(const MergeCall* c) {
   const NearFarKernels& kernels = nearfar_kernels();
   return run_kernels(c->problems, c->threads, [&](int64_t i) { return kernels.merge(*c, i); });
+}
+
+/// The gradients of a prefill's inputs.
+EXPORT int32_t linattn_nearfar_backward(const NearFarGrads* g) {
+  const NearFarKernels& kernels = nearfar_kernels();
+  const NearFarCall& c = *g->call;
+  return run_kernels(c.batch * c.kv_heads, c.threads, [&](int64_t head) { return kernels.backward(*g, head); });
 }

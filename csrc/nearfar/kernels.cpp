@@ -1,9 +1,10 @@
 /// The kernels of near/far attention for the instruction set given by the compiler's flags; compiled once for each.
+#include "nearfar/backward.h"
 #include "nearfar/decode.h"
 
 namespace {
 
-const NearFarKernels KERNELS = {prefill, decode, merge};
+const NearFarKernels KERNELS = {prefill, decode, merge, backward};
 
 }  // namespace
 

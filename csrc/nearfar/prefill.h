@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "nearfar/merge_record.h"
 #include "nearfar/query_moments.h"
 #include "nearfar/recall_block.h"
 
@@ -311,6 +312,7 @@ class Prefill {
     const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
     if (recall) recall->follow_merge(metric, slots.n, spare, merging);
+    if (c.merges) record_merge(c, head, (last + c.window - shape.block_start(c)) / c.block, slots.n, metric, merging);
     const Slots merged = spare;
     spare = slots, slots = merged;
     return true;

@@ -137,11 +137,12 @@ inline int32_t check_rows(const float* rows, int64_t n, int64_t value_dim) {
   return sum(bad) == 0 ? OK : NOT_FINITE;
 }
 
-/// s.rows (n, row_stride(M)): attention of the queries s.query (n, row_stride(D)), in units of log2, at the positions from
-/// `first` on, over the far field, the near keys from `low` on and those up to their own position. Returns flags.
-int32_t attend(const Window& window, const FarField& far, const Scores& scores, int64_t low, int64_t first, int64_t n,
-               const AttendScratch& s) {
-  const int64_t D = window.dim, ld = row_stride(D), before = first - low, lv = row_stride(window.value_dim);
+/// s.logits (n, ld), s.factor (n): unnormalised weights of the queries s.query (n, row_stride(D)), in units of log2, at the
+/// positions from `first` on, over the far field, the near keys from `low` on and those up to their own position; and
+/// 1 / their sums.
+void attention_weights(const Window& window, const FarField& far, const Scores& scores, int64_t low, int64_t first,
+                       int64_t n, const AttendScratch& s) {
+  const int64_t D = window.dim, ld = row_stride(D), before = first - low;
   const int64_t far_columns = round_up(far.sinks + far.slots, VL);
   float* near = s.logits + far_columns;
   const Operand to_far{s.query, ld, 1, far.key_t, far.ld, D};
@@ -156,6 +157,14 @@ int32_t attend(const Window& window, const FarField& far, const Scores& scores, 
     if (scores.band) add_band(scores, first + i, 0, far.sinks, row);
     s.factor[i] = softmax(row, far_columns + before + i + 1, s.top + i);
   }
+}
+
+/// s.rows (n, row_stride(M)): the attention of the same queries. Returns flags.
+int32_t attend(const Window& window, const FarField& far, const Scores& scores, int64_t low, int64_t first, int64_t n,
+               const AttendScratch& s) {
+  const int64_t before = first - low, lv = row_stride(window.value_dim);
+  const float* near = s.logits + round_up(far.sinks + far.slots, VL);
+  attention_weights(window, far, scores, low, first, n, s);
   const Operand parts[3] = {{near + before, s.ld, 1, window.value_at(first), lv, n, UP_TO_ROW},
                             {near, s.ld, 1, window.value_at(low), lv, before},
                             {s.logits, s.ld, 1, far.value, lv, far.sinks + far.slots}};

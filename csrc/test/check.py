@@ -20,6 +20,7 @@ CLANG_TESTS = [
     *(f"native/test_{name}" for name in ("forward", "backward", "operators", "delta_rule", "decayed_sums", "scan")),
     "nearfar/test_native",
     "nearfar/test_native_recall",
+    "nearfar/test_native_training",
 ]
 
 

@@ -7,6 +7,7 @@ int32_t linattn_nearfar_prefill(const NearFarCall*);
 int32_t linattn_nearfar_decode(const NearFarCall*, int64_t, const void*, const void*, const void*, float*, int64_t,
                                const float*, float*, float*, float*);
 int32_t linattn_nearfar_merge(const MergeCall*);
+int32_t linattn_nearfar_backward(const NearFarGrads*);
 }
 
 namespace {
@@ -70,6 +71,50 @@ struct State {
         near_received(s.batch * s.heads * s.window * 2),
         moments(s.batch * s.heads * 2 * (s.dim + 1)),
         samples(s.batch * s.heads * s.groups * s.block * (s.dim + 1)) {}
+};
+
+/// What the gradient of a prefill needs: its call, with all that this points to.
+struct Tape {
+  NearFarCall c;
+  std::unique_ptr<State> before;
+  std::vector<int64_t> seen, merged, entered, counts, first, first_new;
+  std::unique_ptr<uint8_t[]> mask;
+  std::unique_ptr<Buffer<float>> merges;
+};
+
+/// The gradients of a prefill's inputs, in buffers of exact size.
+struct Grads {
+  Buffer<float> query, key, value, sink, near, slot, bias, band;
+  /// By those of its output rows (B, Hq, count, M), and of the state after it; either may be null.
+  Grads(const NearFarShape& s, const Tape& tape, const float* out, Grads* after)
+      : query(s.batch * s.heads * s.groups * tape.c.tokens * s.dim),
+        key(s.batch * s.heads * tape.c.tokens * s.dim),
+        value(s.batch * s.heads * tape.c.tokens * s.value_dim),
+        sink(int64_t(tape.before->sink.size)),
+        near(int64_t(tape.before->near.size)),
+        slot(int64_t(tape.before->slot.size)),
+        bias(int64_t(tape.before->bias.size)),
+        band(s.batch * s.heads * s.groups * s.reach) {
+    const auto of = [&](Buffer<float> Grads::* field) -> const float* {
+      return after ? (after->*field).at.get() : nullptr;
+    };
+    float* biases = s.reach > 0 ? static_cast<float*>(band) : nullptr;
+    const NearFarGrads g{&tape.c,
+                         out,
+                         of(&Grads::sink),
+                         of(&Grads::near),
+                         of(&Grads::slot),
+                         of(&Grads::bias),
+                         query,
+                         key,
+                         value,
+                         sink,
+                         near,
+                         slot,
+                         bias,
+                         biases};
+    expect(linattn_nearfar_backward(&g) == OK, "backward");
+  }
 };
 
 /// A sequence that is fed to the library in pieces.
@@ -173,8 +218,8 @@ struct NearFarRun {
     return c;
   }
 
-  /// Tokens [begin, begin + count) in one call; outputs to rows (B, Hq, count, M).
-  void prefill(int64_t begin, int64_t count, float* rows) {
+  /// Tokens [begin, begin + count) in one call; outputs to rows (B, Hq, count, M). tape: takes what the gradient needs.
+  void prefill(int64_t begin, int64_t count, float* rows, Tape* tape = nullptr) {
     NearFarCall c = call(begin, count);
     std::vector<int64_t> counts(size_t(s.batch), count), first(size_t(s.heads)), first_new(size_t(s.heads));
     std::unique_ptr<uint8_t[]> part(new uint8_t[size_t(s.batch * count)]);
@@ -205,6 +250,13 @@ struct NearFarRun {
     std::unique_ptr<FarTokens> far_next(new FarTokens(s, cells));
     far_next->copy(s, *far);
     add_far(c, far_next.get());
+    if (tape) {
+      c.merge_blocks = (seen_phase() + count + s.block - 1) / s.block, c.merge_rows = s.slots + s.block;
+      tape->merges.reset(new Buffer<float>(s.batch * s.heads * c.merge_blocks * (2 * c.merge_rows + s.dim)));
+      tape->seen = seen, tape->merged = merged, tape->entered = entered;
+      c.merges = *tape->merges, c.seen = tape->seen.data(), c.merged = tape->merged.data(),
+      c.entered = tape->entered.data();
+    }
     expect(linattn_nearfar_prefill(&c) == OK, name + ": prefill");
     far = std::move(far_next);
     for (size_t b = 0; b < seen.size(); ++b) {
@@ -213,7 +265,18 @@ struct NearFarRun {
       if (counts[b] && last > entered[b]) entered[b] = last;
       seen[b] = end;
     }
+    if (tape) {
+      tape->c = c, tape->before = std::move(now), tape->mask = std::move(part);
+      tape->counts = std::move(counts), tape->first = std::move(first), tape->first_new = std::move(first_new);
+    }
     now = std::move(next);
+  }
+
+  /// The largest offset of a sequence's next token in its block.
+  int64_t seen_phase() const {
+    int64_t most = 0;
+    for (const int64_t t : seen) most = t % s.block > most ? t % s.block : most;
+    return most;
   }
 
   /// One token: inside a block by the decode entry, else by a prefill.
@@ -241,6 +304,46 @@ struct NearFarRun {
   }
 };
 
+/// The gradients of keys and values (B, H, count, .) of a later call behind those of an earlier one.
+void join(const NearFarShape& s, const Grads& early, const Grads& late, int64_t cut, float* key, float* value) {
+  const int64_t T = s.tokens, D = s.dim, M = s.value_dim;
+  for (int64_t h = 0; h < s.batch * s.heads; ++h) {
+    std::memcpy(key + h * T * D, &early.key.at[size_t(h * cut * D)], size_t(cut * D) * 4);
+    std::memcpy(key + (h * T + cut) * D, &late.key.at[size_t(h * (T - cut) * D)], size_t((T - cut) * D) * 4);
+    std::memcpy(value + h * T * M, &early.value.at[size_t(h * cut * M)], size_t(cut * M) * 4);
+    std::memcpy(value + (h * T + cut) * M, &late.value.at[size_t(h * (T - cut) * M)], size_t((T - cut) * M) * 4);
+  }
+}
+
+/// One call and two calls give the same gradients; those of the second call go through the state between them.
+void check_backward(NearFarRun& run) {
+  const NearFarShape& s = run.s;
+  const int64_t Hq = s.batch * s.heads * s.groups, T = s.tokens, M = s.value_dim, cut = T / 3;
+  Buffer<float> way(Hq * T * M, true);
+  Tape whole;
+  run.restart();
+  run.prefill(0, T, run.out, &whole);
+  const Grads grads(s, whole, way, nullptr);
+  digests.same(run.shape + " grad query", grads.query.at.get(), grads.query.size, 1e-3);
+  digests.same(run.shape + " grad key", grads.key.at.get(), grads.key.size, 1e-3);
+  if (cut <= 0) return;
+  Tape first, second;
+  Buffer<float> early(Hq * cut * M), late(Hq * (T - cut) * M), key(int64_t(grads.key.size)),
+      value(int64_t(grads.value.size));
+  run.restart();
+  run.prefill(0, cut, early, &first);
+  run.prefill(cut, T - cut, late, &second);
+  for (int64_t h = 0; h < Hq; ++h) {
+    std::memcpy(early + h * cut * M, way + h * T * M, size_t(cut * M) * 4);
+    std::memcpy(late + h * (T - cut) * M, way + (h * T + cut) * M, size_t((T - cut) * M) * 4);
+  }
+  Grads later(s, second, late, nullptr);
+  const Grads earlier(s, first, early, &later);
+  join(s, earlier, later, cut, key, value);
+  expect(difference(key, grads.key.at.get(), key.size) < 1e-3, run.name + ": gradients of keys by two calls");
+  expect(difference(value, grads.value.at.get(), value.size) < 1e-3, run.name + ": gradients of values by two calls");
+}
+
 /// One call, split calls and token by token give the same outputs.
 void check_nearfar(const NearFarShape& s) {
   seed = 1;
@@ -261,6 +364,7 @@ void check_nearfar(const NearFarShape& s) {
     }
     expect(difference(joined, run.out, joined.size) < 1e-4, run.name + ": two calls");
   }
+  if (!s.recall) check_backward(run);
   if (s.mask || s.batch > 1) return;
   Buffer<float> joined(Hq * T * M), row(Hq * M);
   run.restart();

@@ -306,9 +306,9 @@ def test_as_faithful_to_softmax_as_the_torch_engine():
 def test_refusals_say_why():
     q, k, v = tensors(20)
     with pytest.raises(ValueError, match="trained through torch's own operators"):
-        attention(q.clone().requires_grad_(), k, v, kernel="nearfar", **NATIVE)
+        attention(q.clone().requires_grad_(), k, v, kernel=NearFar(recall=1), **NATIVE)
     with torch.no_grad():
-        attention(q.clone().requires_grad_(), k, v, kernel="nearfar", **NATIVE)
+        attention(q.clone().requires_grad_(), k, v, kernel=NearFar(recall=1), **NATIVE)
     with pytest.raises(ValueError, match="float64"):
         attention(q.double(), k.double(), v.double(), kernel="nearfar", **NATIVE)
 

@@ -53,7 +53,7 @@ def _run(call: Call, query: Tensor, key: Tensor, value: Tensor, state: State | N
 def _nearfar(
     call: Call, query: Tensor, key: Tensor, value: Tensor, state: NearFarState | None
 ) -> tuple[Tensor, NearFarState | None]:
-    refusal = nearfar_native.refusal(cast(NearFar, call.kernel), query, key, value, state)
+    refusal = nearfar_native.refusal(call, query, key, value, state)
     engine = engines.choose(call, query, key, value, refusal)
     attend = nearfar_native.attend if engine is engines.native else nearfar.attend
     return attend(call, query, key, value, state)

@@ -135,10 +135,13 @@ def _buffer_of(state: NearFarState) -> tuple[NearBuffer, int]:
     return NearBuffer(near, near.shape[2]), near.shape[2]
 
 
-def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor | None, PackedState]:
+def advance(
+    inputs: Inputs, state: PackedState, spare: int = 0, merges: Tensor | None = None
+) -> tuple[Tensor | None, PackedState]:
     """Adds keys with their queries, or None: rows (B, Hq, L, M) if they attend, and the state after them.
 
-    spare: free places behind the near tokens, for decoding steps to come.
+    spare: free places behind the near tokens, for decoding steps to come. merges: takes what the merges decided, in the
+    shape of `merges_shape`.
     """
     form, query, counts, mask = inputs.form, inputs.query, inputs.counts, inputs.mask
     B, H, L, D = inputs.key.shape
@@ -149,7 +152,9 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     grown = state.positions.slots_after(form, form.budgets, used, counts)
     after = state.positions.after(form, counts)
     far = None if state.far is None else state.far.after(form, state.positions, after)
-    call, alive = _prepare(inputs, state, used, far)
+    call, alive = prepare_call(inputs, state, used, far)
+    if merges is not None:
+        set_merges(call, form, merges)
     length, total = min(form.window + form.block, state.near_length + L), sum(grown)
     near, sink = FLOATS.new_empty(B, H, length + spare, E), FLOATS.new_empty(B, H, form.sinks, E)
     slots, bias = FLOATS.new_empty(B, total, E), FLOATS.new_empty(B, total)
@@ -164,7 +169,7 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     call.moments_new, call.query_samples_new = moments.data_ptr(), queries.data_ptr()
     call.near_tokens_new, call.slots_new = length, total
     call.near_new_stride[0], call.near_new_stride[1] = near.stride()[:2]
-    first = _offsets(grown)
+    first = offsets(grown)
     call.first_slot_new = ctypes.addressof(first)
     out = None
     if mask is not None:
@@ -182,6 +187,22 @@ def advance(inputs: Inputs, state: PackedState, spare: int = 0) -> tuple[Tensor 
     return out, PackedState(state.signature, buffer, length, length, after, *rest)
 
 
+def merges_shape(form: NativeForm, key: Tensor, seen: Sequence[int]) -> tuple[int, int, int, int]:
+    """Of what the merges of a call with key (B, H, L, D) decide: one record for each block that the tokens may touch.
+
+    seen: the tokens before, of each sequence; nothing for none.
+    """
+    B, H, L, D = key.shape
+    blocks = max([-(-(t % form.block + L) // form.block) for t in seen or [0]])
+    return B, H, blocks, 2 * (max(form.budgets, default=0) + form.block) + D
+
+
+def set_merges(call: NearFarCall, form: NativeForm, merges: Tensor) -> None:
+    """Makes a call read or write such a tensor."""
+    call.merges, call.merge_blocks = merges.data_ptr(), merges.shape[2]
+    call.merge_rows = max(form.budgets, default=0) + form.block
+
+
 class PreparedDecode:
     """One-token calls inside a block, on one buffer of near tokens: what all of them share is set once.
 
@@ -193,7 +214,7 @@ class PreparedDecode:
     def __init__(self, plan: object, inputs: Inputs, state: PackedState):
         """state: whose end is the place of the first token."""
         self.plan, near = plan, state.buffer.tokens
-        self._call, self._alive = _prepare(inputs, state, slots_per_head(inputs.form.budgets, state.slots.shape[1]))
+        self._call, self._alive = prepare_call(inputs, state, slots_per_head(inputs.form.budgets, state.slots.shape[1]))
         self._call.near_new_stride[0], self._call.near_new_stride[1] = near.stride()[:2]
         self._address, self._first = ctypes.addressof(self._call), state.end
         self._out_shape = self._call.batch, self._call.heads, 1, self._call.value_dim
@@ -260,7 +281,7 @@ def merge(
     return new
 
 
-def _prepare(
+def prepare_call(
     inputs: Inputs, state: PackedState, slots: Sequence[int], far: PackedFarCache | None = None
 ) -> tuple[NearFarCall, list[object]]:
     """A call with its inputs, and the objects that must stay alive until it is over.
@@ -298,7 +319,7 @@ def _prepare(
     call.slots = sum(slots)
     seen, merged, entered = state.positions
     numbers = [_integers(x) for x in (seen, inputs.counts, merged, entered, form.budgets)]
-    numbers.append(_offsets(slots))
+    numbers.append(offsets(slots))
     call.seen, call.counts, call.merged, call.entered, call.budgets, call.first_slot = (
         ctypes.addressof(x) for x in numbers
     )
@@ -323,6 +344,6 @@ def _integers(x: Sequence[int]) -> ctypes.Array[c_int64]:
     return (c_int64 * max(1, len(x)))(*x)
 
 
-def _offsets(sizes: Sequence[int]) -> ctypes.Array[c_int64]:
+def offsets(sizes: Sequence[int]) -> ctypes.Array[c_int64]:
     """Where the slots of each head begin."""
     return _integers([0, *accumulate(sizes)][:-1])

@@ -129,6 +129,7 @@ class NearFar(Kernel):
                 f"NearFar: alibi_slopes must be one finite number per query head, got {tuple(slopes.shape)}."
             )
         self.register_buffer("alibi_slopes", slopes, persistent=False)
+        self._slopes: list[float] = [] if slopes is None else slopes.tolist()
         if isinstance(table, Tensor):
             _check_table(table)
         if isinstance(table, Tensor) and not isinstance(table, nn.Parameter):
@@ -205,7 +206,9 @@ class NearFar(Kernel):
         if self.logit_cap is not None:
             text += f", logit_cap={self.logit_cap:g}"
         if self.alibi_slopes is not None:
-            text += f", alibi_slopes=[{', '.join(f'{x:g}' for x in self.alibi_slopes.tolist())}]"
+            # A compiled graph cannot read a tensor; there, slopes are those that the kernel was made with.
+            slopes = self._slopes if torch.compiler.is_compiling() else self.alibi_slopes.tolist()
+            text += f", alibi_slopes=[{', '.join(f'{x:g}' for x in slopes)}]"
         return text + (", position_bias" if self.position_bias is not None else "")
 
 

@@ -53,8 +53,7 @@ class NativeForm(NamedTuple):
         table, band = kernel.bias_table(), None
         if table is not None:
             table = table.detach().float().clone()
-            n = table.shape[1] // 2
-            band = ((table[:, 1 : n + 1] - table[:, :1]) * LOG2E).contiguous()
+            band = _band(table)
         return cls(
             kernel.window,
             kernel.sinks,
@@ -71,6 +70,17 @@ class NativeForm(NamedTuple):
             kernel.recall_bits,
             kernel.positions,
         )
+
+    def with_gradients(self, kernel: NearFar) -> "NativeForm":
+        """With a band that passes gradients on to the kernel's position biases."""
+        table = kernel.bias_table()
+        return self if table is None else self._replace(band=_band(table.float()))
+
+
+def _band(table: Tensor) -> Tensor:
+    """(query heads, n), of a table (query heads, 2 n + 1)."""
+    n = table.shape[1] // 2
+    return ((table[:, 1 : n + 1] - table[:, :1]) * LOG2E).contiguous()
 
 
 def far_enough(positions: Positions, sinks: int, reach: int) -> bool:

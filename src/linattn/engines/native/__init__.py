@@ -57,7 +57,7 @@ def describe() -> str:
         return f"not available: {library.why_not}"
     return (
         f"available: {library.isa}, {library.threads} threads; float32, float16, bfloat16 on CPUs; "
-        "near/far attention without gradients"
+        "near/far attention, with gradients if causal and without recall"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 NOT_FINITE, NO_MEMORY, OVERFLOWED = 1, 2, 4
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 16  # of csrc/core/abi.h
+ABI_VERSION = 17  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -88,7 +88,8 @@ class NearFarCall(Structure):
         *_fields("slot bias received near_received moments query_samples sink_new near_new", c_void_p),
         ("near_new_stride", c_int64 * 2),
         *_fields("slot_new bias_new received_new near_received_new moments_new query_samples_new out", c_void_p),
-        ("far", c_void_p),
+        *_fields("far merges", c_void_p),
+        *_fields("merge_blocks merge_rows", c_int64),
     ]
 
 
@@ -100,6 +101,15 @@ class FarCacheCall(Structure):
         ("position_unit", c_float),
         ("reserved", c_int32),
         *_fields("recall row entries bounds slot log_share slot_new log_share_new", c_void_p),
+    ]
+
+
+class NearFarGrads(Structure):
+    """Mirrors struct NearFarGrads of csrc/nearfar/abi.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("call", POINTER(NearFarCall)),
+        *_fields("out sink_new near_new slot_new bias_new query key value sink near slot bias band", c_void_p),
     ]
 
 
@@ -125,6 +135,7 @@ ENTRIES = {
     LinearCall: ("linear_call", [f"linear_{name}" for name in LINEAR_ENTRIES]),
     NearFarCall: ("nearfar_call", ["nearfar_prefill"]),
     FarCacheCall: ("nearfar_far_cache_call", []),
+    NearFarGrads: ("nearfar_grads", ["nearfar_backward"]),
     MergeCall: ("nearfar_merge_call", ["nearfar_merge"]),
 }
 
@@ -151,6 +162,7 @@ class Library:
     linear_read_state_backward: Callable[..., int]
     linear_causal_backward: Callable[..., int]
     nearfar_prefill: Callable[..., int]
+    nearfar_backward: Callable[..., int]
     nearfar_merge: Callable[..., int]
     linear_decode: Any
     nearfar_decode: Any
