@@ -159,26 +159,12 @@ class Backward {
   /// Floats before the entries of this head in a tensor (B, slots of all heads, E) of an incoming or outgoing state.
   INLINE int64_t first_slot(const int64_t* first, int64_t all) const { return shape.b * all + first[shape.kv]; }
 
-  /// Rows of work space from an entry (E) of a state, or 0.
-  void unpack(const float* entry, float* key, float* value) const {
-    if (entry) {
-      load_row(FLOAT32, entry, c.dim, 1, key);
-      load_row(FLOAT32, entry + c.dim, c.value_dim, 1, value);
-    } else {
-      memset(key, 0, size_t(size.ld) * 4);
-      memset(value, 0, size_t(size.lv) * 4);
-    }
-  }
-  /// An entry (E) of a state from rows of work space.
-  void pack(float* entry, const float* key, const float* value) const {
-    copy_row(entry, key, c.dim), copy_row(entry + c.dim, value, c.value_dim);
-  }
   /// Loads the scaled key and the value of the token at a position; 0 if there is none.
   void load_token(int64_t position, float* key, float* value) const {
     if (position < shape.seen) {
       const float* near = c.near + shape.b * c.near_stride[0] + shape.kv * c.near_stride[1];
       const int64_t i = near_index(position);
-      return unpack(i < 0 ? nullptr : near + i * (c.dim + c.value_dim), key, value);
+      return unpack_entry(c, i < 0 ? nullptr : near + i * (c.dim + c.value_dim), key, value);
     }
     const int64_t t = token(position);
     load_row(c.dtype, token_ptr(c.dtype, c.key, c.key_stride, shape.b, shape.kv, t), c.dim, c.sqrt_scale, key);
@@ -193,7 +179,7 @@ class Backward {
     set_slots[0] = 0;
     for (int64_t i = first_slot(c.first_slot, c.slots); i < shape.b * c.slots + last; ++i) {
       if (c.bias[i] == -__builtin_inff()) continue;
-      unpack(c.slot + i * E, first.key + set_slots[0] * size.ld, first.value + set_slots[0] * size.lv);
+      unpack_entry(c, c.slot + i * E, first.key + set_slots[0] * size.ld, first.value + set_slots[0] * size.lv);
       first.bias[set_slots[0]++] = c.bias[i];
     }
     for (int64_t i = 0; i < c.sinks; ++i) {
@@ -201,7 +187,7 @@ class Backward {
       if (i >= shape.seen && i < shape.end) {
         load_token(i, key, value);
       } else {
-        unpack(c.sink + (head * c.sinks + i) * E, key, value);
+        unpack_entry(c, c.sink + (head * c.sinks + i) * E, key, value);
       }
       for (int64_t k = 0; k <= size.segment; ++k) {
         const Slots s = set(k);
@@ -234,11 +220,12 @@ class Backward {
     const int64_t E = c.dim + c.value_dim, n = set_slots[imax(0, blocks_of(size.segments - 1))];
     for (int64_t i = 0; i < c.sinks; ++i) {
       const float* entry = g.sink_new ? g.sink_new + (head * c.sinks + i) * E : nullptr;
-      unpack(entry, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
+      unpack_entry(c, entry, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
     }
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = first_slot(c.first_slot_new, c.slots_new) + i;
-      unpack(g.slot_new ? g.slot_new + at * E : nullptr, grad_slots.key + i * size.ld, grad_slots.value + i * size.lv);
+      unpack_entry(c, g.slot_new ? g.slot_new + at * E : nullptr, grad_slots.key + i * size.ld,
+                   grad_slots.value + i * size.lv);
       grad_slots.bias[i] = g.bias_new ? g.bias_new[at] : 0;
     }
     memset(grad_near.key, 0, size_t(size.rows * size.ld) * 4);
@@ -247,7 +234,7 @@ class Backward {
     for (int64_t i = 0; g.near_new && i < c.near_tokens_new; ++i) {
       const int64_t row = shape.end - c.near_tokens_new + i - base;
       const float* entry = g.near_new + (head * c.near_tokens_new + i) * E;
-      if (row >= 0) unpack(entry, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
+      if (row >= 0) unpack_entry(c, entry, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
     }
   }
 
@@ -271,24 +258,14 @@ class Backward {
     transpose(window.value, size.lv, n, c.value_dim, value_t, size.near_ld);
   }
 
-  /// Turns sinks and slots into the far field of the block at `start`.
-  void update_far_field(int64_t start, const Slots& slots) {
-    const int64_t n = c.sinks + slots.n;
-    const float *key = slots.key - c.sinks * size.ld, *value = slots.value - c.sinks * size.lv;
-    transpose(key, size.ld, n, c.dim, far.key_t, far.ld);
-    transpose(value, size.lv, n, c.value_dim, far_value_t, far.ld);
-    far.slots = slots.n;
-    for (int64_t i = 0; i < c.sinks; ++i) far.bias[i] = i < start ? 0 : MASKED_LOGIT;
-    for (int64_t i = 0; i < slots.n; ++i) far.bias[c.sinks + i] = slots.bias[i] * LOG2E_F;
-    for (int64_t i = n; i < round_up(n, VL); ++i) far.bias[i] = MASKED_LOGIT;
-  }
-
   /// Adds the gradients through the attention of the queries of a block, which sees `slots`.
   void attend_block(int64_t block, const Slots& slots) {
     const int64_t start = start_of(block), first = imax(start, shape.seen), n = imin(start + c.block, shape.end) - first;
     const int64_t low = imax(imax(start - c.window, c.merged[shape.b]), imin(start, c.sinks)), M = c.value_dim;
     if (n <= 0) return;
-    update_far_field(start, slots);
+    set_far_field(c, slots, start, far);
+    const float* far_value = slots.value - c.sinks * size.lv;
+    transpose(far_value, size.lv, c.sinks + slots.n, M, far_value_t, far.ld);
     const int64_t row = low - window.base;
     const SeenBlock seen{window,
                          far,
@@ -355,17 +332,18 @@ class Backward {
     const int64_t E = c.dim + c.value_dim, last = shape.kv + 1 < c.kv_heads ? c.first_slot[shape.kv + 1] : c.slots;
     for (int64_t i = 0; i < c.sinks; ++i) {
       if (i >= shape.seen && i < shape.end) continue;
-      pack(g.sink + (head * c.sinks + i) * E, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
+      pack_entry(c, g.sink + (head * c.sinks + i) * E, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
     }
     for (int64_t p = imax(window.base, shape.seen - c.near_tokens); p < shape.seen; ++p) {
       const int64_t i = near_index(p), row = p - window.base;
       if (i < 0) continue;
-      pack(g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
+      pack_entry(c, g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld,
+                 grad_near.value + row * size.lv);
     }
     int64_t n = 0;
     for (int64_t i = first_slot(c.first_slot, c.slots); i < shape.b * c.slots + last; ++i) {
       if (c.bias[i] == -__builtin_inff()) continue;
-      pack(g.slot + i * E, grad_slots.key + n * size.ld, grad_slots.value + n * size.lv);
+      pack_entry(c, g.slot + i * E, grad_slots.key + n * size.ld, grad_slots.value + n * size.lv);
       g.bias[i] = grad_slots.bias[n++];
     }
   }

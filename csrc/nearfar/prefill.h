@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "nearfar/entries.h"
 #include "nearfar/merge_record.h"
 #include "nearfar/query_moments.h"
 #include "nearfar/recall_block.h"
@@ -165,18 +166,6 @@ class Prefill {
     load_row(c.dtype, query, c.dim, factor, to);
   }
 
-  /// Rows of work space from an entry (E) of a state, padded with 0.
-  void unpack(const float* entry, float* key, float* value) const {
-    load_row(FLOAT32, entry, c.dim, 1, key);
-    load_row(FLOAT32, entry + c.dim, c.value_dim, 1, value);
-  }
-
-  /// An entry (E) of a state from rows of work space.
-  void pack(float* entry, const float* key, const float* value) const {
-    copy_row(entry, key, c.dim);
-    copy_row(entry + c.dim, value, c.value_dim);
-  }
-
   /// Row i of the slots; sinks have i < 0.
   float* key_of(const Slots& s, int64_t i) const { return s.key + i * row_stride(c.dim); }
   float* value_of(const Slots& s, int64_t i) const { return s.value + i * row_stride(c.value_dim); }
@@ -194,14 +183,14 @@ class Prefill {
     const int64_t E = c.dim + c.value_dim, b = shape.b, kv = shape.kv;
     for (int64_t i = 0; i < c.sinks; ++i) {
       const float* entry = c.sink + (head * c.sinks + i) * E;
-      for (const Slots& s : {slots, spare}) unpack(entry, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
+      for (const Slots& s : {slots, spare}) unpack_entry(c, entry, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
     }
     const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
     int64_t* place = merging.place;  // the index of each slot without the empty ones
     for (int64_t i = b * c.slots + first; i < b * c.slots + last; ++i) {
       *place++ = slots.n;
       if (c.bias[i] == -__builtin_inff()) continue;
-      unpack(c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
+      unpack_entry(c, c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
       slots.received[slots.n] = c.received[2 * i], slots.queries[slots.n] = c.received[2 * i + 1];
       slots.bias[slots.n++] = c.bias[i];
     }
@@ -216,12 +205,8 @@ class Prefill {
   void load_near(const float* near) const {
     for (int64_t p = window.base; p < shape.seen; ++p) {
       const int64_t i = p - (shape.seen - c.near_tokens);
-      if (p < 0 || i < 0) {
-        memset(window.key_at(p), 0, size_t(row_stride(c.dim)) * 4);
-        memset(window.value_at(p), 0, size_t(row_stride(c.value_dim)) * 4);
-      } else {
-        unpack(near + i * (c.dim + c.value_dim), window.key_at(p), window.value_at(p));
-      }
+      const float* entry = p < 0 || i < 0 ? nullptr : near + i * (c.dim + c.value_dim);
+      unpack_entry(c, entry, window.key_at(p), window.value_at(p));
     }
     if (shape.seen > window.base) window.transpose_keys(window.base, shape.seen - window.base);
   }
@@ -320,13 +305,8 @@ class Prefill {
 
   /// Updates the transposed keys and biases of the far field. Sinks are visible to blocks that start behind them.
   void update_far_field(int64_t start) {
-    const int64_t n = c.sinks + slots.n;
-    transpose(key_of(slots, -c.sinks), row_stride(c.dim), n, c.dim, far.key_t, far.ld);
-    far.slots = slots.n;
+    set_far_field(c, slots, start, far);
     far.value = value_of(slots, -c.sinks);
-    for (int64_t i = 0; i < c.sinks; ++i) far.bias[i] = i < start ? 0 : MASKED_LOGIT;
-    for (int64_t i = 0; i < slots.n; ++i) far.bias[c.sinks + i] = slots.bias[i] * LOG2E_F;
-    for (int64_t i = n; i < round_up(n, VL); ++i) far.bias[i] = MASKED_LOGIT;
   }
 
   /// Writes the outputs of the queries at [first, last), which see the near keys from `low` on. Returns flags.
@@ -357,7 +337,7 @@ class Prefill {
   void store_state() const {
     const int64_t D = c.dim, E = D + c.value_dim, b = shape.b, kv = shape.kv;
     for (int64_t i = 0; i < c.sinks; ++i) {
-      pack(c.sink_new + (head * c.sinks + i) * E, key_of(slots, i - c.sinks), value_of(slots, i - c.sinks));
+      pack_entry(c, c.sink_new + (head * c.sinks + i) * E, key_of(slots, i - c.sinks), value_of(slots, i - c.sinks));
     }
     float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
     for (int64_t i = 0; i < c.near_tokens_new; ++i) {
@@ -365,7 +345,7 @@ class Prefill {
       if (p < window.base) {
         memset(near + i * E, 0, size_t(E) * 4);
       } else {
-        pack(near + i * E, window.key_at(p), window.value_at(p));
+        pack_entry(c, near + i * E, window.key_at(p), window.value_at(p));
       }
     }
     const int64_t first = c.first_slot_new[kv], last = kv + 1 < c.kv_heads ? c.first_slot_new[kv + 1] : c.slots_new;
@@ -375,7 +355,7 @@ class Prefill {
       c.received_new[2 * at] = i < slots.n ? slots.received[i] : 0;
       c.received_new[2 * at + 1] = i < slots.n ? slots.queries[i] : 0;
       if (i < slots.n) {
-        pack(c.slot_new + at * E, key_of(slots, i), value_of(slots, i));
+        pack_entry(c, c.slot_new + at * E, key_of(slots, i), value_of(slots, i));
       } else {
         memset(c.slot_new + at * E, 0, size_t(E) * 4);
       }
