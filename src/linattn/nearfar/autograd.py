@@ -99,9 +99,15 @@ def _read(
     else:
         assert query is not None
         at, state = Positions.start(B), _empty(form, (B, H, query.shape[1] // H), D, value.shape[-1])
-    sink, near, *rest = state
-    before = PackedState("", NearBuffer(near, near.shape[2]), near.shape[2], near.shape[2], at, sink, *rest)
-    return Inputs(form, query, key, value, mask, counts, attend), before
+    return Inputs(form, query, key, value, mask, counts, attend), _packed("", at, state)
+
+
+def _packed(signature: str, positions: Positions, fields: Sequence[Tensor]) -> PackedState:
+    """A state from its fields, in the order of FIELDS."""
+    sink, near, slots, bias, received, near_received, moments, queries = fields
+    buffer, length = NearBuffer(near, near.shape[2]), near.shape[2]
+    rest = slots, bias, received, near_received, moments, queries
+    return PackedState(signature, buffer, length, length, positions, sink, *rest)
 
 
 def _empty(form: NativeForm, heads: tuple[int, int, int], dim: int, value_dim: int) -> list[Tensor]:
@@ -198,10 +204,8 @@ def advance_with_gradients(inputs: Inputs, state: PackedState) -> tuple[Tensor |
     positions = [n for numbers in state.positions for n in numbers]
     attend = inputs.attend and inputs.query is not None
     out, *after = run(inputs, fields, positions, attend=attend, keep=True)
-    sink, near, *rest = after
-    length, places = near.shape[2], state.positions.after(inputs.form, inputs.counts)
-    after_state = PackedState(state.signature, NearBuffer(near, length), length, length, places, sink, *rest)
-    return (out if attend else None), after_state
+    places = state.positions.after(inputs.form, inputs.counts)
+    return (out if attend else None), _packed(state.signature, places, after)
 
 
 def run(
