@@ -32,6 +32,13 @@ def engines() -> list[str]:
     return ["native", "torch"] if describe()["native"].startswith("available") else ["torch"]
 
 
+# A function of a script: the most memory that its process had, in MiB. ru_maxrss would count its parent's.
+SIZE = """import re
+def size():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
+"""
+
+
 @case("near/far")
 @torch.inference_mode()
 def forward(settings: Settings) -> Iterator[Row]:
@@ -86,9 +93,8 @@ def training_memory(settings: Settings) -> Iterator[Row]:
     for engine in engines():
         for length in (4096, 8192) if engine == "torch" else (8192, 16384, 32768):
             script = (
-                "import resource, torch, linattn\n"
+                f"import torch, linattn\n{SIZE}"
                 f"tokens = lambda n: [torch.randn(1, {HEADS}, n, {DIM}).requires_grad_() for _ in range(3)]\n"
-                "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
                 f"options = {{'kernel': 'nearfar', 'is_causal': True, 'engine': {engine!r}}}\n"
                 "def passes(x):\n"
                 "    return torch.autograd.grad(linattn.attention(*x, **options).sum(), x)\n"
@@ -172,9 +178,8 @@ def memory(settings: Settings) -> Iterator[Row]:
     """MiB that a call without a causal mask adds to the largest size of a process of its own."""
     for engine in engines():
         script = (
-            "import resource, sys, torch, linattn\n"
+            f"import torch, linattn\n{SIZE}"
             f"q, k, v = (torch.randn(1, {HEADS}, {PAST}, {DIM}) for _ in range(3))\n"
-            "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
             f"options = {{'kernel': 'nearfar', 'engine': {engine!r}}}\n"
             "with torch.inference_mode():\n"
             "    linattn.attention(*(x[:, :, :1024] for x in (q, k, v)), **options)\n"
