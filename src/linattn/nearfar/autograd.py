@@ -27,24 +27,11 @@ _INPUTS = "Tensor? query, Tensor key, Tensor value, Tensor? mask, Tensor? band, 
 _NUMBERS = "int[] positions, int[] budgets, int[] sizes, float[] floats"
 
 
-def _forward(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    band: Tensor | None,
-    state: Sequence[Tensor],
-    positions: Sequence[int],
-    budgets: Sequence[int],
-    sizes: Sequence[int],
-    floats: Sequence[float],
-    attend: bool,
-    keep: bool,
-    train: bool,
-) -> tuple[Tensor, ...]:
+def _forward(*given: Any) -> tuple[Tensor, ...]:
     """The rows if they attend, the fields of the state after the tokens if `keep`, and the merges if `train`."""
-    inputs, before = _read(query, key, value, mask, band, state, (positions, budgets, sizes, floats), attend)
-    merges = FLOATS.new_zeros(merges_shape(inputs.form, key, before.positions.tokens)) if train else None
+    *call, attend, keep, train = given
+    inputs, before = _read(call, attend)
+    merges = FLOATS.new_zeros(merges_shape(inputs.form, inputs.key, before.positions.tokens)) if train else None
     out, after = advance(inputs, before, merges=merges)
     if after is before:  # every token is hidden; an operator's results are new tensors
         fields = [getattr(before, name).clone() for name in FIELDS]
@@ -58,39 +45,17 @@ def _forward(
     )
 
 
-def _backward(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    band: Tensor | None,
-    state: Sequence[Tensor],
-    positions: Sequence[int],
-    budgets: Sequence[int],
-    sizes: Sequence[int],
-    floats: Sequence[float],
-    merges: Tensor,
-    grad_out: Tensor | None,
-    grad_sink: Tensor | None,
-    grad_near: Tensor | None,
-    grad_slots: Tensor | None,
-    grad_bias: Tensor | None,
-) -> tuple[Tensor, ...]:
-    inputs, before = _read(query, key, value, mask, band, state, (positions, budgets, sizes, floats), True)
-    return calls.backward(inputs, before, merges, grad_out, (grad_sink, grad_near, grad_slots, grad_bias))
+def _backward(*given: Any) -> tuple[Tensor, ...]:
+    """The gradients of query, key, value, the trained fields of the state, and the band."""
+    *call, merges, grad_out, sink, near, slots, bias = given
+    inputs, before = _read(call, True)
+    return calls.backward(inputs, before, merges, grad_out, (sink, near, slots, bias))
 
 
-def _read(
-    query: Tensor | None,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    band: Tensor | None,
-    state: Sequence[Tensor],
-    numbers: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[float]],
-    attend: bool,
-) -> tuple[Inputs, PackedState]:
-    positions, budgets, (window, sinks, block, stride), (alpha, sqrt_scale, logit_cap) = numbers
+def _read(given: Sequence[Any], attend: bool) -> tuple[Inputs, PackedState]:
+    """given: _INPUTS and _NUMBERS, in the order of the schema."""
+    query, key, value, mask, band, state, positions, budgets, sizes, floats = given
+    (window, sinks, block, stride), (alpha, sqrt_scale, logit_cap) = sizes, floats
     form = NativeForm(window, sinks, block, stride, alpha, sqrt_scale, tuple(budgets), logit_cap, None, band)
     B, H, L, D = key.shape
     counts = [L] * B if mask is None else mask.sum(-1).tolist()
