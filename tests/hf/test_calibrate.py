@@ -102,6 +102,15 @@ def test_a_stopped_calibration_goes_on_where_it_was(tmp_path, monkeypatch):
     assert measured == [1, 2, 2]
 
 
+def test_errors_are_means_over_passages(tmp_path):
+    model, ids = build("llama"), torch.cat([tokens(1, 300), tokens(1, 300, seed=1)])
+    options = {"kernel": NearFar(**KERNEL), "progress": False}
+    one, other, both = (calibrate(model, x, 24, **options) for x in (ids[:1], ids[1:], ids))
+    assert torch.equal(both.errors, (one.errors + other.errors) / 2)
+    assert torch.equal(both.weights, (one.weights + other.weights) / 2)
+    assert not torch.equal(one.errors, other.errors)
+
+
 def test_calibrate_refuses_what_it_cannot_measure():
     model = build("llama")
     with pytest.raises(ValueError, match="256 tokens"):

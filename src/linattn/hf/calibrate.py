@@ -67,7 +67,8 @@ def calibrate(
 
     Args:
         model: a model without an attached kernel.
-        input_ids: (1, tokens) of a text.
+        input_ids: (passages, tokens) of a text. Errors are means over passages: several give budgets that serve other texts
+            better, and take as many times as long.
         kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
@@ -76,8 +77,8 @@ def calibrate(
             layer by layer: the same call goes on where an earlier one was stopped.
         say: is given a sentence if recall was asked for and no head got it; by default it goes to stderr.
     """
-    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 256:
-        raise ValueError(f"calibrate takes (1, tokens) of at least 256 tokens, got shape {tuple(input_ids.shape)}.")
+    if input_ids.dim() != 2 or input_ids.shape[0] < 1 or input_ids.shape[1] < 256:
+        raise ValueError(f"calibrate takes (passages, tokens) of at least 256 tokens, got {tuple(input_ids.shape)}.")
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
     if save is not None:  # a folder that cannot be made fails before the work
@@ -94,11 +95,20 @@ def calibrate(
     shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
     done = Unfinished(None if save is None else Path(save), model, ids, RULE, shape, options)
 
-    def visit(layer: int, measure: Measure) -> Tensor:
-        return done.rows[layer] if layer in done.rows else done.add(layer, _try(near_far, options, ids, measure))
+    passages = ids.split(1)
+    with tqdm(total=len(passages) * len(modules), desc="layers", disable=None if progress else True) as bar:
 
-    errors = torch.stack(measure_layers(model, ids, visit, progress))
-    weights = layer_weights(model, ids, modules)
+        def errors_of(number: int) -> Tensor:
+            def visit(layer: int, measure: Measure) -> Tensor:
+                name = f"{number}.{layer}"
+                row = done.rows[name] if name in done.rows else done.add(name, _try(near_far, options, ids, measure))
+                bar.update()
+                return row
+
+            return torch.stack(measure_layers(model, passages[number], visit))
+
+        errors = torch.stack([errors_of(number) for number in range(len(passages))]).mean(0)
+    weights = torch.stack([layer_weights(model, passage, modules) for passage in passages]).mean(0)
     layers = [int(module.layer_idx) for module in modules]
     result = Calibration(shape, options, errors, weights, {layer: [] for layer in layers}).with_mean(mean_slots)
     if save is not None:
@@ -150,9 +160,7 @@ def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measu
     return torch.stack(columns, -1)
 
 
-def measure_layers(
-    model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Measure], Tensor], progress: bool = False
-) -> list[Tensor]:
+def measure_layers(model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Measure], Tensor]) -> list[Tensor]:
     """The result of `visit(layer index, errors)` for every global attention layer, given exact inputs.
 
     An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
@@ -161,33 +169,29 @@ def measure_layers(
     modules = measured_layers(model, biased=True)
     biases = {module: biases_of(name, module, modules) for name, module in modules}
     rows: dict[int, Tensor] = {}
-    with tqdm(total=len(modules), desc="layers", disable=None if progress else True) as bar:
 
-        def show(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]
-        ) -> None:
-            H, G = key.shape[1], query.shape[1] // key.shape[1]
-            sinks = options.pop("sinks")
-            size_of = _sizes_by_head(module, H, G, value.shape[-1])
-            total = size_of(exact, range(H)).sum()
+    def show(module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]) -> None:
+        H, G = key.shape[1], query.shape[1] // key.shape[1]
+        sinks = options.pop("sinks")
+        size_of = _sizes_by_head(module, H, G, value.shape[-1])
+        total = size_of(exact, range(H)).sum()
 
-            def measure(kernel: NearFar, heads: Sequence[int] | None) -> Tensor:
-                heads = range(H) if heads is None else heads
-                queries = [h * G + g for h in heads for g in range(G)]
-                own = biases[module].given_to(kernel)
-                own = own.of_heads(queries) if own.positions else own
-                tokens = Tokens(query[:, queries], key[:, list(heads)], value[:, list(heads)], None)
-                if sinks is not None:
-                    tokens = as_a_token(tokens, sinks[queries], options["scale"], True)
-                    own = own.changed(sinks=own.sinks + 1)
-                out = attention(*tokens[:3], kernel=own, **options)[:, :, -query.shape[2] :]
-                return size_of(out - exact[:, queries], heads) / total
+        def measure(kernel: NearFar, heads: Sequence[int] | None) -> Tensor:
+            heads = range(H) if heads is None else heads
+            queries = [h * G + g for h in heads for g in range(G)]
+            own = biases[module].given_to(kernel)
+            own = own.of_heads(queries) if own.positions else own
+            tokens = Tokens(query[:, queries], key[:, list(heads)], value[:, list(heads)], None)
+            if sinks is not None:
+                tokens = as_a_token(tokens, sinks[queries], options["scale"], True)
+                own = own.changed(sinks=own.sinks + 1)
+            out = attention(*tokens[:3], kernel=own, **options)[:, :, -query.shape[2] :]
+            return size_of(out - exact[:, queries], heads) / total
 
-            rows[id(module)] = visit(module.layer_idx, measure)
-            bar.update()
+        rows[id(module)] = visit(module.layer_idx, measure)
 
-        with show_attention(model, show, biased=True), torch.inference_mode():
-            model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
+    with show_attention(model, show, biased=True), torch.inference_mode():
+        model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
     return [rows[id(module)] for _, module in modules]
 
 

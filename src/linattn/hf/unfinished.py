@@ -14,7 +14,7 @@ SAMPLE = 4096  # numbers of the first weight that tell one model from another
 
 
 class Unfinished:
-    """Layer -> its row. Without a folder, nothing is kept.
+    """Name -> its row. Without a folder, nothing is kept.
 
     Args:
         folder: where the file lies while the measurement is not finished.
@@ -23,7 +23,7 @@ class Unfinished:
 
     def __init__(self, folder: Path | None, model: Any, ids: Tensor, *setting: object):
         self.path = None if folder is None else folder / NAME
-        self.rows: dict[int, Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
         self.mark = _fingerprint(model, ids, setting) if folder is not None else ""
         if self.path is not None and self.path.is_file():
             try:
@@ -31,13 +31,13 @@ class Unfinished:
             except (ValueError, OSError):  # half a file, of a process that was killed
                 return
             if about.get("measured") == self.mark:
-                self.rows = {int(name): row for name, row in rows.items()}
+                self.rows = dict(rows)
 
-    def add(self, layer: int, row: Tensor) -> Tensor:
+    def add(self, name: str, row: Tensor) -> Tensor:
         """Keeps a finished row, and returns it."""
-        self.rows[layer] = row
+        self.rows[name] = row
         if self.path is not None:
-            write_tensors(self.path, {str(i): x.contiguous() for i, x in self.rows.items()}, {"measured": self.mark})
+            write_tensors(self.path, {key: x.contiguous() for key, x in self.rows.items()}, {"measured": self.mark})
         return row
 
     def finish(self) -> None:

@@ -119,12 +119,14 @@ def load(model: str, dtype: str = "float32") -> tuple[PreTrainedModel, Any]:
     return build.from_pretrained(path, dtype=dtype, **options).eval(), tokenizer
 
 
-def encode(tokenizer: Any, file: Path, length: int) -> Tensor:
-    """(1, length) of a file's first tokens."""
-    ids = tokenizer(file.read_text(errors="replace")[: 12 * length], return_tensors="pt", truncation=False).input_ids
-    if ids.shape[1] < length:
-        raise ValueError(f"{file} has {ids.shape[1]} tokens; {length} are asked for.")
-    return ids[:, :length]
+def encode(tokenizer: Any, file: Path, length: int, passages: int = 1) -> Tensor:
+    """(passages, length) tokens of a file: its first ones, and passages at equal distances; fewer passages of a short file."""
+    text, characters = file.read_text(errors="replace"), 12 * length  # no text has as many for a token
+    starts = range(0, len(text), max(characters, -(-len(text) // passages))) if passages > 1 else [0]
+    ids = [tokenizer(text[i : i + characters], return_tensors="pt", truncation=False).input_ids for i in starts]
+    if ids[0].shape[1] < length:
+        raise ValueError(f"{file} has {ids[0].shape[1]} tokens; {length} are asked for.")
+    return torch.cat([one[:, :length] for one in ids if one.shape[1] >= length])
 
 
 def start_tokens(tokenizer: Any) -> list[int]:
