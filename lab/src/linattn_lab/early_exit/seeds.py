@@ -21,7 +21,7 @@ from .macs import exit_costs
 from .rules import words_of
 from .study import Call, accuracy_of
 from .sweep import all_logits, point
-from .thresholds import choose_together
+from .thresholds import ORDERING, choose_together, known
 from .training import Bench, write_choice
 
 TIMED = {1: 400, 128: 640}  # size of a batch -> test images that are timed
@@ -125,9 +125,9 @@ def measure(
         plain: nn.Module | None = bench.static(width) if with_static else None
         seconds = time.process_time() - start
         costs = exit_costs(model, parts.test.images[:1])
-        known, labels = all_logits(model, parts.validation.images), parts.validation.labels
+        ordering, testing = known(model, parts.train, ORDERING), known(model, parts.validation)
         static = None if plain is None else accuracy_of(scores(plain, parts.test.images), parts.test)
-        chosen = choose_together(known, labels, costs, known[-1].argmax(-1) == labels)
+        chosen = choose_together(ordering, testing, costs)
         logits = all_logits(model, parts.test.images)
         found = point(logits, parts.test.labels, costs, chosen.rule)
     finally:

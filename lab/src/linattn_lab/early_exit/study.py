@@ -14,7 +14,7 @@ from .latency import Latency, latencies
 from .macs import ExitCosts, course_totals, exit_costs, macs
 from .rules import RULES, Rule, decide, name_of, words_of
 from .sweep import Point, all_logits, choose, point, sweep
-from .thresholds import choose_together
+from .thresholds import ORDERING, choose_together, known
 from .training import TRANSFORMER, Bench, Split
 from .wrapper import EarlyExit
 
@@ -185,9 +185,9 @@ def make_study(
 def curve(model: EarlyExit, parts: Split, give_up: float) -> Curve:
     """Chooses one rule and tolerance for all exits on the validation images: the cheapest that loses at most `give_up`."""
     costs = exit_costs(model, parts.test.images[:1])
-    known = all_logits(model, parts.validation.images)
-    tried = sweep(known, parts.validation.labels, costs)
-    return _judged(model, parts, costs, choose(tried, floor=accuracy_of(known[-1], parts.validation) - give_up).rule)
+    logits = all_logits(model, parts.validation.images)
+    tried = sweep(logits, parts.validation.labels, costs)
+    return _judged(model, parts, costs, choose(tried, floor=accuracy_of(logits[-1], parts.validation) - give_up).rule)
 
 
 def curve_together(model: EarlyExit, parts: Split, give_up: float) -> tuple[Curve, float]:
@@ -198,10 +198,9 @@ def curve_together(model: EarlyExit, parts: Split, give_up: float) -> tuple[Curv
             others, a few thousand images cannot show a loss of a point.
     """
     costs = exit_costs(model, parts.test.images[:1])
-    known, labels = all_logits(model, parts.validation.images), parts.validation.labels
-    last = known[-1].argmax(-1) == labels
-    rule = choose_together(known, labels, costs, last, allowed=give_up).rule
-    return _judged(model, parts, costs, rule), float(last.double().mean()) - give_up
+    ordering, testing = known(model, parts.train, ORDERING), known(model, parts.validation)
+    rule = choose_together(ordering, testing, costs, allowed=give_up).rule
+    return _judged(model, parts, costs, rule), accuracy_of(testing.logits[-1], parts.validation) - give_up
 
 
 def _judged(model: EarlyExit, parts: Split, costs: ExitCosts, rule: Rule) -> Curve:

@@ -1,23 +1,29 @@
 """Tolerances of all exits chosen together, with a stated confidence that little accuracy is lost.
 
-Half of the validation images order the candidates, the other half tests them one after another, from the most cautious to
-the cheapest, and stops at the first that cannot be shown to lose less than is allowed. Testing in an order that was fixed
-before keeps the chance of a wrong answer at 1 - confidence, however many candidates there are (Learn then Test;
-Angelopoulos et al., 2021).
+Training images order the candidates. The validation images test them one after another, from the most cautious to the
+cheapest, and stop at the first that cannot be shown to lose less than is allowed. Testing in an order that was fixed before
+keeps the chance of a wrong answer at 1 - confidence, however many candidates there are (Learn then Test; Angelopoulos et
+al., 2021), and nothing is assumed of the images that give the order.
 """
 
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..images.datasets import Part
 from .macs import ExitCosts
 from .rules import PerExit, confidence, decide
+from .sweep import all_logits
+from .wrapper import EarlyExit
 
 GRID = 24  # tolerances tried at each exit, beside leaving the head out
 CANDIDATES = 16  # points of the frontier that are tested
+ORDERING = 6000  # training images that order them, the last ones: the first ones taught the first head
+SURE = 0.99
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Choice:
     """A rule and what the validation images say of it.
 
     Attributes:
-        loss: accuracy lost against the full network, on the half that tested it.
+        loss: accuracy lost against the last exit, on the images that tested it.
         bound: upper bound of that loss at the stated confidence.
         tested: how many candidates passed before.
     """
@@ -36,41 +42,52 @@ class Choice:
     tested: int
 
 
+class Known(NamedTuple):
+    """Images of which the answers are known: logits (exits, n, classes) of all exits, and labels (n,)."""
+
+    logits: Tensor
+    labels: Tensor
+
+
+def known(model: EarlyExit, part: Part, last: int | None = None) -> Known:
+    """What a network says of images, or of the last so many."""
+    images, labels = (part.images, part.labels) if last is None else (part.images[-last:], part.labels[-last:])
+    return Known(all_logits(model, images), labels)
+
+
 def choose_together(
-    logits: Tensor, labels: Tensor, costs: ExitCosts, right: Tensor, *, allowed: float = 0.01, sure: float = 0.9
+    ordering: Known, testing: Known, costs: ExitCosts, *, allowed: float = 0.01, sure: float = SURE
 ) -> Choice:
     """The cheapest tolerances of which it can be said with confidence `sure` that they lose less than `allowed`.
 
     Args:
-        logits: (exits, n, classes) of the validation images.
-        right: (n,) bool, where the full network is right.
+        ordering: images by which candidates are ordered.
+        testing: other images, which the network was not trained on.
+        allowed: accuracy that may be lost against the last exit.
     """
-    first = torch.arange(len(labels)) % 2 == 0
-    candidates = frontier(logits[:, first], labels[first], costs)
-    told = logits[:, ~first], labels[~first], right[~first]
-    never = PerExit((None,) * (len(logits) - 1))
-    best = Choice(never, *lost(never, *told, sure), 0)
-    for number, rule in enumerate(candidates):
-        loss, bound = lost(rule, *told, sure)
+    never = PerExit((None,) * (len(testing.logits) - 1))
+    best = Choice(never, *lost(never, testing, sure), 0)
+    for number, rule in enumerate(frontier(ordering, costs)):
+        loss, bound = lost(rule, testing, sure)
         if bound > allowed:
             break
         best = Choice(rule, loss, bound, number + 1)
     return best
 
 
-def lost(rule: PerExit, logits: Tensor, labels: Tensor, right: Tensor, sure: float) -> tuple[float, float]:
-    """Accuracy lost against the full network on the same images, and its upper bound (paired, one image added to be safe)."""
-    exits = decide(logits, rule)
-    own = logits.argmax(-1).gather(0, exits[None])[0] == labels
-    worse, better, count = int((right & ~own).sum()), int((own & ~right).sum()), len(labels)
+def lost(rule: PerExit, images: Known, sure: float) -> tuple[float, float]:
+    """Accuracy lost against the last exit on the same images, and its upper bound (paired, one image added to be safe)."""
+    right = images.logits.argmax(-1) == images.labels  # (exits, n)
+    own = right.gather(0, decide(images.logits, rule)[None])[0]
+    worse, better, count = int((right[-1] & ~own).sum()), int((own & ~right[-1]).sum()), len(images.labels)
     loss = (worse - better) / count
     spread = math.sqrt(max(0.0, (worse + better + 1) / count - loss**2) / count)
     return loss, loss + NormalDist().inv_cdf(sure) * spread
 
 
-def frontier(logits: Tensor, labels: Tensor, costs: ExitCosts) -> list[PerExit]:
+def frontier(images: Known, costs: ExitCosts) -> list[PerExit]:
     """Tolerances that no others beat in both accuracy and MACs, from dear to cheap, at most `CANDIDATES` of them."""
-    grids, accuracy, macs = every_choice(logits, labels, costs)
+    grids, accuracy, macs = every_choice(*images, costs)
     order = macs.flatten().argsort()
     flat, best = accuracy.flatten(), -1.0
     kept: list[int] = []

@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
         folder: Path = args.folder / f"seed-{seed}-threads-{threads}"
         config = replace(config_from(args), seed=seed)
         bench = Bench(folder, pictures, config, distill_steps=args.distill_steps, parts=parts, show=not args.quiet)
-        static = seed in args.without_exits and threads == args.threads[0]
-        options = {"with_static": static, "timed": not args.without_times}
+        options = {"with_static": seed in args.without_exits, "timed": not args.without_times}
         runs.append(measure(bench, width=args.width, weights=args.weights, threads=threads, **options))
         print(table(rows_of(runs[-1:]), "rrrrrrrrr").splitlines()[-1], flush=True)
     print("\n" + table(rows_of(runs), "rrrrrrrrr") + "\n")

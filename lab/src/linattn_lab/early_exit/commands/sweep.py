@@ -32,22 +32,22 @@ def run(args: argparse.Namespace) -> int:
     from ..macs import CONVENTION, exit_costs
     from ..study import point_name
     from ..sweep import all_logits, choose, point, sweep
-    from ..thresholds import choose_together
+    from ..thresholds import ORDERING, choose_together, known
     from ..training import load_exits, write_choice
 
     model, pictures, _ = load_exits(args.folder)
     parts = pictures.split()
     costs = exit_costs(model, parts.validation.images[:1])
-    known = all_logits(model, parts.validation.images)
-    points = sweep(known, parts.validation.labels, costs)
-    labels = parts.validation.labels
+    validation = known(model, parts.validation)
+    points = sweep(*validation, costs)
     if args.floor is None and args.budget is None:
-        rule = choose_together(known, labels, costs, known[-1].argmax(-1) == labels, allowed=args.give_up).rule
-        chosen, goal = point(known, labels, costs, rule), f"a loss of at most {args.give_up:g}"
+        ordering = known(model, parts.train, ORDERING)
+        rule = choose_together(ordering, validation, costs, allowed=args.give_up).rule
+        chosen, goal = point(*validation, costs, rule), f"a loss of at most {args.give_up:g}"
     else:
         chosen = choose(points, floor=args.floor, budget=args.budget)
         goal = f"an accuracy of {args.floor:.4f}" if args.floor is not None else f"{args.budget:.4g} MACs"
-    exits = [f"exit {number + 1}" for number in range(len(known))]
+    exits = [f"exit {number + 1}" for number in range(len(validation.logits))]
     rows = [["validation pictures", "accuracy", "MACs", "fewer", *exits]]
     for p in points:
         shares = [f"{100 * share:.0f} %" for share in p.shares]
