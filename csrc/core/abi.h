@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 /// Rises with every change of an entry point or of a call structure; engines/native/ffi.py must expect the same number.
-constexpr int64_t ABI_VERSION = 17;
+constexpr int64_t ABI_VERSION = 18;
 
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16 };
 /// NOT_FINITE: of one-token steps, nothing was written. OVERFLOWED: the new state was written, and the output is not

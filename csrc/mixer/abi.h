@@ -41,7 +41,8 @@ struct SsdStep {
   float* out;                       // (batch, heads, dim)
 };
 
-/// out (rows, outputs) = x (rows, inputs) weight^T + bias, for a few rows.
+/// out (rows, outputs) = x (rows, inputs) weight^T + bias. project is for a few rows, project_many for hundreds, in
+/// float32.
 struct ProjectCall {
   int64_t rows, inputs, outputs, threads, dtype, x_stride;  // dtype: of weight, FLOAT32 or BFLOAT16
   const float* x;
@@ -50,11 +51,14 @@ struct ProjectCall {
   float* out;
 };
 
+constexpr int64_t PROJECT_OUTPUTS = 192;  // of a block of project_many
+
 struct MixerKernels {
   void (*gated_norm)(const NormCall&, int64_t first, int64_t last);  // rows
   void (*conv_step)(const ConvStep&);
   void (*ssd_step)(const SsdStep&, int64_t first, int64_t last);     // heads, counted over the batch
   void (*project)(const ProjectCall&, int64_t first, int64_t last);  // outputs
+  void (*project_many)(const ProjectCall&, int64_t begin, int64_t end, int64_t first, int64_t last);  // rows, outputs
 };
 
 DECLARE_KERNELS(MixerKernels, mixer)

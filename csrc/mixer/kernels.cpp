@@ -3,11 +3,12 @@
 #include "mixer/conv_step.h"
 #include "mixer/gated_norm.h"
 #include "mixer/project.h"
+#include "mixer/project_many.h"
 #include "mixer/ssd_step.h"
 
 namespace {
 
-const MixerKernels KERNELS = {gated_norm, conv_step, ssd_step, project};
+const MixerKernels KERNELS = {gated_norm, conv_step, ssd_step, project, project_many};
 
 }  // namespace
 

@@ -8,6 +8,7 @@ int32_t linattn_gated_norm(const NormCall*);
 int32_t linattn_conv_step(const ConvStep*);
 int32_t linattn_ssd_step(const SsdStep*);
 int32_t linattn_project(const ProjectCall*);
+int32_t linattn_project_many(const ProjectCall*);
 }
 
 namespace {
@@ -80,6 +81,15 @@ void check_project(int64_t rows, int64_t inputs, int64_t outputs, int32_t dtype)
   digests.same(name, out, out.size, 1e-4);
 }
 
+void check_project_many(int64_t rows, int64_t inputs, int64_t outputs, bool bare) {
+  seed = 1;
+  Buffer<float> x(rows * inputs, true), weight(inputs * outputs, true), bias(outputs, true), out(rows * outputs);
+  ProjectCall c{rows, inputs, outputs, 3, FLOAT32, inputs, x, weight, bare ? nullptr : static_cast<float*>(bias), out};
+  const std::string name = "project many, inputs " + std::to_string(inputs) + " outputs " + std::to_string(outputs);
+  expect(linattn_project_many(&c) == OK, name);
+  digests.same(name, out, out.size, 1e-4);
+}
+
 int mixer_shapes(bool all_types) {
   int count = 0;
   for (const int32_t dtype : {FLOAT32, FLOAT16, BFLOAT16}) {
@@ -96,8 +106,11 @@ int mixer_shapes(bool all_types) {
   for (const bool bare : {false, true}) check_ssd_step(3, 1, 5, 7, bare), check_ssd_step(4, 2, 33, 20, bare);
   check_ssd_step(24, 1, 64, 128, false);  // so large that threads share it
   check_project(1, 512, 700, FLOAT32);
+  check_project_many(13, 7, 33, false);
+  check_project_many(250, 70, 201, true);
+  check_project_many(30, 770, 16, false);
   check_norm(900, 128, 1, FLOAT32, false);
-  return count + 7;
+  return count + 10;
 }
 
 }  // namespace

@@ -94,12 +94,38 @@ def test_project(isa, dtype, rows, inputs, outputs):
         close(mixer.project(x, weight, b), expected, 1e-6 * inputs**0.5)
 
 
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 1, 1), (7, 33, 131), (24, 768, 64), (130, 769, 192), (61, 1540, 20), (25, 40, 385), (50, 100, 200)],
+)
+def test_project_many(isa, rows, inputs, outputs):
+    wide, weight, bias = draw(rows, inputs + 3), draw(outputs, inputs, seed=1), draw(outputs, seed=2)
+    for x, b in ((wide[:, :inputs].contiguous(), bias), (wide[:, 3:], None), (wide[:, 3:].T.contiguous().T, bias)):
+        expected = F.linear(x.double(), weight.double(), None if b is None else b.double())
+        close(mixer.project_many(x, weight, b), expected, 1e-6 * inputs**0.5)
+
+
+def test_project_many_keeps_rows_apart(isa):
+    """One row that is not finite, one of the weights, and one of each: all else is as without them."""
+    x, weight = draw(30, 50), draw(70, 50, seed=1)
+    expected = x @ weight.T
+    x[3], weight[69] = float("nan"), float("inf")
+    out = mixer.project_many(x, weight, None)
+    assert out[3].isnan().all()
+    assert not out[:, 69].isfinite().any()
+    rows = [i for i in range(30) if i != 3]
+    close(out[rows][:, :69], expected[rows][:, :69], 1e-5)
+
+
 def test_many_threads_share_large_steps(isa):
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
         x, weight = draw(1, 512), draw(700, 512, seed=1)
         close(mixer.project(x, weight, None), x @ weight.T, 1e-5)
+        many = draw(700, 512, seed=3)
+        close(mixer.project_many(many, weight, None), many @ weight.T, 1e-5)
+        close(mixer.project_many(many, weight[:100], None), many @ weight[:100].T, 1e-5)
         rows, ones = draw(300, 2, 128, seed=2), torch.ones(128)
         close(mixer.gated_norm(rows, None, ones, 1e-6), F.rms_norm(rows, (128,), eps=1e-6), 2e-6)
     finally:

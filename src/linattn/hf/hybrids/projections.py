@@ -1,5 +1,6 @@
-"""Projections for one token or two: reading the weights is all the work, and torch does not read at full speed."""
+"""Projections: for one token or two, where reading the weights is all the work, and for prompts, where arithmetic is."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn import functional as F
 from ...engines.native import available, mixer
 from ...engines.native.plans import eligible
 
-MOST_ROWS = 2  # from here on torch's matrix product is as fast
+FEW_ROWS = 2  # at most; torch's matrix product is as fast for more
+MANY_ROWS = 512  # at least; with fewer, reordering the weights costs more than it gains
 
 
 class LinearForward:
@@ -20,14 +22,24 @@ class LinearForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        inputs = weight.shape[1]
-        if x.shape[-1] != inputs or x.numel() > MOST_ROWS * inputs or not _served(x, weight, bias):
+        form = native_form(x, weight, bias)
+        if form is None:
             return F.linear(x, weight, bias)
-        return mixer.project(x.reshape(-1, inputs), weight, bias).view(*x.shape[:-1], weight.shape[0])
+        return form(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def native_form(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor] | None:
+    """The native product that serves this call of F.linear faster than torch, or None."""
+    inputs = weight.shape[1]
+    if x.shape[-1] != inputs or FEW_ROWS * inputs < x.numel() < MANY_ROWS * inputs or not _served(x, weight, bias):
+        return None
+    if x.numel() <= FEW_ROWS * inputs:
+        return mixer.project
+    return mixer.project_many if mixer.project_many_wins() else None
 
 
 def _served(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     given = (x, weight) if bias is None else (x, weight, bias)
-    if not all(y.dtype is torch.float32 for y in given) or not weight.is_contiguous():
+    if not all(y.dtype is torch.float32 for y in given) or not all(y.is_contiguous() for y in given[1:]):
         return False
     return available() and eligible(*given) and not torch.is_autocast_enabled("cpu") and x.numel() > 0

@@ -1,0 +1,82 @@
+/// A linear layer for many rows: bound by arithmetic. A block of the weights is transposed into panels, which stay in the
+/// second-level cache while all rows are multiplied with them.
+#pragma once
+#include "core/gemm.h"
+#include "mixer/abi.h"
+
+namespace {
+
+constexpr int64_t PANEL = NR * VL;     // columns of a panel (inputs, PANEL): the width of a register tile
+constexpr int64_t BLOCK_INPUTS = 768;  // at most, of a block of weights: with PROJECT_OUTPUTS, 576 KB
+constexpr int64_t GROUP_ROWS = 24;     // rows that are in cache while the panels of a block pass
+static_assert(PROJECT_OUTPUTS % PANEL == 0 && GROUP_ROWS % MR == 0, "whole panels and tiles");
+
+/// to (k, PANEL): `outputs` rows of the weights (outputs, k), `ld` apart, transposed; columns beyond them are 0.
+INLINE void pack_panel(const float* weight, int64_t ld, int64_t outputs, int64_t k, float* to) {
+  for (int64_t i = 0; i < k; i += VL) {
+    for (int64_t o = 0; o < PANEL; o += VL) {
+      vec x[VL];
+      for (int64_t r = 0; r < VL; ++r) x[r] = o + r < outputs ? load_some(weight + (o + r) * ld + i, k - i) : vec{};
+      transpose_tile(x);
+      for (int64_t r = 0; r < imin(VL, k - i); ++r) store(to + (i + r) * PANEL + o, x[r]);
+    }
+  }
+}
+
+/// Epilogue: out = A B + bias, or out += A B; only `columns` columns are written.
+struct StoreOutputs {
+  float* out;
+  int64_t ld, columns;
+  const float* bias;  // or null
+  bool add;
+  INLINE vec start(int64_t, int64_t) const { return vec{}; }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+    float* to = out + i * ld + j;
+    if (columns - j < W * VL) {
+      vec copy[W];  // its address is taken: acc would leave its registers
+      UNROLL(4)
+      for (int w = 0; w < W; ++w) copy[w] = acc[w];
+      return finish_some(to, j, copy, W);
+    }
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) {
+      if (bias) acc[w] += load(bias + j + w * VL);
+      store(to + w * VL, add ? load(to + w * VL) + acc[w] : acc[w]);
+    }
+  }
+  __attribute__((noinline)) void finish_some(float* to, int64_t j, const vec* acc, int count) const {
+    for (int w = 0; w < count; ++w) {
+      const int64_t left = columns - j - w * VL;
+      vec x = acc[w];
+      if (bias) x += load_some(bias + j + w * VL, left);
+      if (add) x += load_some(to + w * VL, left);
+      store_some(to + w * VL, x, left);
+    }
+  }
+};
+
+/// Outputs [first, last), at most PROJECT_OUTPUTS, of rows [begin, end).
+void project_many(const ProjectCall& c, int64_t begin, int64_t end, int64_t first, int64_t last) {
+  const auto* weight = static_cast<const float*>(c.weight) + first * c.inputs;
+  const int64_t blocks = imax((c.inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS, 1), outputs = last - first;
+  float* panels = scratch(BLOCK_INPUTS * PROJECT_OUTPUTS);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t k0 = c.inputs * b / blocks, k = c.inputs * (b + 1) / blocks - k0;
+    for (int64_t o = 0; o < outputs; o += PANEL) {
+      pack_panel(weight + o * c.inputs + k0, c.inputs, imin(PANEL, outputs - o), k, panels + o * k);
+    }
+    const float* bias = c.bias && b == 0 ? c.bias + first : nullptr;
+    for (int64_t i = begin; i < end; i += GROUP_ROWS) {
+      float* out = c.out + i * c.outputs + first;
+      for (int64_t o = 0; o < outputs; o += PANEL) {
+        const int64_t columns = imin(PANEL, outputs - o);
+        const Operand product{c.x + i * c.x_stride + k0, c.x_stride, 1, panels + o * k, PANEL, k};
+        const StoreOutputs to{out + o, c.outputs, columns, bias ? bias + o : nullptr, b > 0};
+        gemm(imin(GROUP_ROWS, end - i), round_up(columns, VL), &product, 1, to);
+      }
+    }
+  }
+}
+
+}  // namespace
