@@ -49,6 +49,7 @@ struct ProjectCall {
   const void* weight;  // (outputs, inputs)
   const float* bias;   // (outputs) or null
   float* out;
+  const int64_t* order;  // project_many: the row of weight for each output, or null: all in their order
 };
 
 constexpr int64_t PROJECT_OUTPUTS = 192;  // of a block of project_many

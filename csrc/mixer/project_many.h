@@ -11,14 +11,20 @@ constexpr int64_t BLOCK_INPUTS = 768;  // at most, of a block of weights: with P
 constexpr int64_t GROUP_ROWS = 24;     // rows that are in cache while the panels of a block pass
 static_assert(PROJECT_OUTPUTS % PANEL == 0 && GROUP_ROWS % MR == 0, "whole panels and tiles");
 
-/// to (k, PANEL): `outputs` rows of the weights (outputs, k), `ld` apart, transposed; columns beyond them are 0.
-INLINE void pack_panel(const float* weight, int64_t ld, int64_t outputs, int64_t k, float* to) {
-  for (int64_t i = 0; i < k; i += VL) {
-    for (int64_t o = 0; o < PANEL; o += VL) {
+/// to (k, PANEL): the weights of outputs [first, last) for the inputs [k0, k0 + k), transposed; columns beyond them are 0.
+INLINE void pack_panel(const ProjectCall& c, int64_t first, int64_t last, int64_t k0, int64_t k, float* to) {
+  const auto* weight = static_cast<const float*>(c.weight) + k0;
+  for (int64_t o = first; o < first + PANEL; o += VL, to += VL) {
+    const float* rows[VL];
+    for (int64_t r = 0; r < VL; ++r) {
+      const int64_t output = imin(o + r, last - 1);
+      rows[r] = weight + (c.order ? c.order[output] : output) * c.inputs;
+    }
+    for (int64_t i = 0; i < k; i += VL) {
       vec x[VL];
-      for (int64_t r = 0; r < VL; ++r) x[r] = o + r < outputs ? load_some(weight + (o + r) * ld + i, k - i) : vec{};
+      for (int64_t r = 0; r < VL; ++r) x[r] = o + r < last ? load_some(rows[r] + i, k - i) : vec{};
       transpose_tile(x);
-      for (int64_t r = 0; r < imin(VL, k - i); ++r) store(to + (i + r) * PANEL + o, x[r]);
+      for (int64_t r = 0; r < imin(VL, k - i); ++r) store(to + (i + r) * PANEL, x[r]);
     }
   }
 }
@@ -58,13 +64,12 @@ struct StoreOutputs {
 
 /// Outputs [first, last), at most PROJECT_OUTPUTS, of rows [begin, end).
 void project_many(const ProjectCall& c, int64_t begin, int64_t end, int64_t first, int64_t last) {
-  const auto* weight = static_cast<const float*>(c.weight) + first * c.inputs;
   const int64_t blocks = imax((c.inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS, 1), outputs = last - first;
   float* panels = scratch(BLOCK_INPUTS * PROJECT_OUTPUTS);
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t k0 = c.inputs * b / blocks, k = c.inputs * (b + 1) / blocks - k0;
     for (int64_t o = 0; o < outputs; o += PANEL) {
-      pack_panel(weight + o * c.inputs + k0, c.inputs, imin(PANEL, outputs - o), k, panels + o * k);
+      pack_panel(c, first + o, last, k0, k, panels + o * k);
     }
     const float* bias = c.bias && b == 0 ? c.bias + first : nullptr;
     for (int64_t i = begin; i < end; i += GROUP_ROWS) {

@@ -103,6 +103,9 @@ def test_project_many(isa, rows, inputs, outputs):
     for x, b in ((wide[:, :inputs].contiguous(), bias), (wide[:, 3:], None), (wide[:, 3:].T.contiguous().T, bias)):
         expected = F.linear(x.double(), weight.double(), None if b is None else b.double())
         close(mixer.project_many(x, weight, b), expected, 1e-6 * inputs**0.5)
+    order = torch.randperm(outputs, generator=torch.Generator().manual_seed(3))[: outputs // 2 + 1]
+    expected = F.linear(wide[:, 3:].double(), weight[order].double(), bias[: len(order)].double())
+    close(mixer.project_many(wide[:, 3:], weight, bias[: len(order)], order), expected, 1e-6 * inputs**0.5)
 
 
 def test_project_many_keeps_rows_apart(isa):

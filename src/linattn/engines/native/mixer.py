@@ -61,7 +61,7 @@ class ProjectCall(Structure):
 
     _fields_: ClassVar[list[Any]] = [
         *_fields("rows inputs outputs threads dtype x_stride", c_int64),
-        *_fields("x weight bias out", c_void_p),
+        *_fields("x weight bias out order", c_void_p),
     ]
 
 
@@ -181,9 +181,13 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _run_project("project", x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]))
 
 
-def project_many(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As project, with float32 weights, for hundreds of rows: a block of the weights is reordered first, and stays in cache."""
-    return _run_project("project_many", x, weight, bias, output_pool.empty(x.shape[0], weight.shape[0]))
+def project_many(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor | None = None) -> Tensor:
+    """As project, with float32 weights, for hundreds of rows: a block of the weights is reordered first, and stays in cache.
+
+    order: which row of weight each output is made with, (outputs) int64, contiguous; all rows in their order if None.
+    """
+    outputs = (weight if order is None else order).shape[0]
+    return _run_project("project_many", x, weight, bias, output_pool.empty(x.shape[0], outputs), order)
 
 
 def project_many_wins() -> bool:
@@ -191,9 +195,12 @@ def project_many_wins() -> bool:
     return bool(library._library.linattn_project_many_wins())
 
 
-def _run_project(entry: str, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+def _run_project(
+    entry: str, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, order: Tensor | None = None
+) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
-    call = ProjectCall(*x.shape, weight.shape[0], torch.get_num_threads(), DTYPES[weight.dtype], x.stride(0))
+    call = ProjectCall(*x.shape, out.shape[1], torch.get_num_threads(), DTYPES[weight.dtype], x.stride(0))
     call.x, call.weight, call.bias, call.out = x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr()
+    call.order = address(order)
     check_flags(_projects()[entry](ctypes.byref(call)))
     return out

@@ -10,12 +10,14 @@ from torch.nn import functional as F
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
+from .projections import project_in_order
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
 
 
 class Projections(NamedTuple):
-    """mixed (B, T, channels): queries, keys and values; z (B, T, key heads, shared, M): gates; b, a (B, T, H)."""
+    """mixed (B, T, channels): queries, keys and values; z (B, T, H, M), or (B, T, key heads, H / key heads, M): gates; b, a
+    (B, T, H)."""
 
     mixed: Tensor
     z: Tensor
@@ -63,17 +65,33 @@ class DeltaNetForward(EngineForward):
 
 def _project(own: Any, hidden_states: Tensor) -> Projections:
     heads, shared = own.num_k_heads, own.num_v_heads // own.num_k_heads
-    if hasattr(own, "in_proj_qkvz"):  # Qwen3-Next: each key head has its query, key, values and gates side by side
-        grouped = own.in_proj_qkvz(hidden_states).unflatten(-1, (heads, -1))
-        values = shared * own.head_v_dim
-        query, key, value, z = grouped.split([own.head_k_dim, own.head_k_dim, values, values], -1)
+    if hasattr(own, "in_proj_qkvz"):
+        mixed, z = _project_grouped(own, hidden_states)
         b, a = own.in_proj_ba(hidden_states).unflatten(-1, (heads, -1)).split([shared, shared], -1)
-        mixed = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], -1)
         b, a = b.flatten(2), a.flatten(2)
     else:
-        mixed, z = own.in_proj_qkv(hidden_states), own.in_proj_z(hidden_states).unflatten(-1, (heads, -1))
+        mixed, z = own.in_proj_qkv(hidden_states), own.in_proj_z(hidden_states)
+        z = z.unflatten(-1, (own.num_v_heads, own.head_v_dim))
         b, a = own.in_proj_b(hidden_states), own.in_proj_a(hidden_states)
-    return Projections(mixed, z.unflatten(-1, (shared, own.head_v_dim)), b, a)
+    return Projections(mixed, z, b, a)
+
+
+def _project_grouped(own: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Qwen3-Next: each key head has its query, key, values and gates side by side; here all queries come first, and so on."""
+    heads, values = own.num_k_heads, own.value_dim // own.num_k_heads
+    sizes = [own.head_k_dim, own.head_k_dim, values, values]
+
+    def order() -> Tensor:
+        places = torch.arange(heads * sum(sizes)).view(heads, -1)
+        return torch.cat([part.flatten() for part in places.split(sizes, -1)])
+
+    ordered = project_in_order(own.in_proj_qkvz, hidden_states, order)
+    if ordered is not None:
+        mixed, z = ordered.split([2 * own.key_dim + own.value_dim, own.value_dim], -1)
+        return mixed, z.unflatten(-1, (own.num_v_heads, own.head_v_dim))
+    query, key, value, z = own.in_proj_qkvz(hidden_states).unflatten(-1, (heads, -1)).split(sizes, -1)
+    mixed = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], -1)
+    return mixed, z.unflatten(-1, (-1, own.head_v_dim))
 
 
 def _convolve(own: Any, mixed: Tensor, cache: Any, kwargs: dict[str, Any]) -> Tensor:

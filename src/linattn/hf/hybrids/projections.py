@@ -28,6 +28,20 @@ class LinearForward:
         return form(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
+def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) -> Tensor | None:
+    """linear(x)[..., order()] without a second pass; None where the native product does not serve the call, or a hook on the
+    module would miss it."""
+    own: Any = linear
+    if not isinstance(own.__dict__.get("forward"), LinearForward):
+        return None
+    hooked = own._forward_hooks or own._forward_pre_hooks  # noqa: SLF001
+    if hooked or native_form(x, own.weight, own.bias) is not mixer.project_many:
+        return None
+    places = order()
+    bias = None if own.bias is None else own.bias[places]
+    return mixer.project_many(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
+
+
 def native_form(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor] | None:
     """The native product that serves this call of F.linear faster than torch, or None."""
     inputs = weight.shape[1]
