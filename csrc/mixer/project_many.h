@@ -6,9 +6,9 @@
 
 namespace {
 
-constexpr int64_t PANEL = NR * VL;     // columns of a panel (inputs, PANEL): the width of a register tile
-constexpr int64_t BLOCK_INPUTS = 768;  // at most, of a block of weights: with PROJECT_OUTPUTS, 576 KB
-constexpr int64_t GROUP_ROWS = 24;     // rows that are in cache while the panels of a block pass
+constexpr int64_t PANEL = NR * VL;      // columns of a panel (inputs, PANEL): the width of a register tile
+constexpr int64_t BLOCK_INPUTS = 1024;  // at most, of a block of weights: with PROJECT_OUTPUTS, 768 KB
+constexpr int64_t GROUP_ROWS = 24;      // rows that are in cache while the panels of a block pass
 static_assert(PROJECT_OUTPUTS % PANEL == 0 && GROUP_ROWS % MR == 0, "whole panels and tiles");
 
 /// to (k, PANEL): the weights of outputs [first, last) for the inputs [k0, k0 + k), transposed; columns beyond them are 0.
@@ -35,7 +35,10 @@ struct StoreOutputs {
   int64_t ld, columns;
   const float* bias;  // or null
   bool add;
-  INLINE vec start(int64_t, int64_t) const { return vec{}; }
+  INLINE vec start(int64_t i, int64_t j) const {
+    __builtin_prefetch(out + i * ld + j, 1);  // in cache by the time the tile is done
+    return vec{};
+  }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     float* to = out + i * ld + j;

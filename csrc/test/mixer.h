@@ -111,7 +111,7 @@ int mixer_shapes(bool all_types) {
   check_project(1, 512, 700, FLOAT32);
   check_project_many(13, 7, 33, false);
   check_project_many(250, 70, 201, true);
-  check_project_many(30, 770, 16, false);
+  check_project_many(30, 1030, 16, false);
   check_norm(900, 128, 1, FLOAT32, false);
   return count + 10;
 }

@@ -96,7 +96,7 @@ def test_project(isa, dtype, rows, inputs, outputs):
 
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(1, 1, 1), (7, 33, 131), (24, 768, 64), (130, 769, 192), (61, 1540, 20), (25, 40, 385), (50, 100, 200)],
+    [(1, 1, 1), (7, 33, 131), (24, 768, 64), (130, 769, 192), (61, 2060, 20), (25, 40, 385), (50, 100, 200)],
 )
 def test_project_many(isa, rows, inputs, outputs):
     wide, weight, bias = draw(rows, inputs + 3), draw(outputs, inputs, seed=1), draw(outputs, seed=2)
