@@ -98,7 +98,21 @@ def entities() -> str:
 
 def tracebacks() -> str:
     """What Python says of numbers, dates and documents that are none."""
-    wrong = ["twelve", "3,5", "", "2024-13-01", "{'a': 1}", "[1, 2", "10:61", "0x", "--", "nan nan", "4 March", "1e", "7/"]
+    wrong = [
+        "twelve",
+        "3,5",
+        "",
+        "2024-13-01",
+        "{'a': 1}",
+        "[1, 2",
+        "10:61",
+        "0x",
+        "--",
+        "nan nan",
+        "4 March",
+        "1e",
+        "7/",
+    ]
     readers = (json.loads, decimal.Decimal, fractions.Fraction, datetime.date.fromisoformat, ast.literal_eval, int)
     found = []
     for i, text in enumerate(wrong):
