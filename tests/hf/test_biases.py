@@ -10,9 +10,10 @@ pytest.importorskip("transformers")
 
 from transformers import DynamicCache, EncoderDecoderCache
 
-from hf_support import KERNEL, WIDE, build, logits, tokens
+from hf_support import KERNEL, WIDE, build, tokens
 from linattn import NearFar
 from linattn.hf import StateCache, attach, calibrate, describe, detach
+from linattn.hf.call import call_for
 from nearfar_support import error
 from nearfar_twin import twin
 
@@ -117,30 +118,58 @@ def test_training_reaches_every_weight_as_softmax_does(family):
     torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "bloom", "mpt"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "bloom", "mpt", "t5", "mt5", "umt5", "bart"])
 def test_calibration_measures_what_the_layers_do(family):
     model, ids = build(family), tokens(1, 300)
-    own = logits(model, ids)
+    call = call_for(model, ids)
+    own = read(model, **call)
 
     def show(*_):
         pass
 
     with calibration.show_attention(model, show, biased=True):
-        torch.testing.assert_close(logits(model, ids, use_cache=False), own, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(read(model, **call), own, atol=1e-4, rtol=1e-3)
     seen = {}
 
     def visit(layer, measure):
-        seen[layer] = [measure(NearFar(**{**KERNEL, "slots": slots}), None) for slots in (300, 12)]
+        seen[layer] = [measure(NearFar(**{**KERNEL, "slots": slots}), None) for slots in (300, 100, 12)]
         return seen[layer][0]
 
     calibration.measure_layers(model, ids, visit)
-    for whole, few in seen.values():
+    for whole, some, few in seen.values():
         assert (whole < 1e-9).all()
         assert (few > 1e-6).any()
+        assert some.sum() < few.sum()
     found = calibrate(model, ids, 24, kernel=NearFar(**KERNEL), progress=False)
-    assert torch.equal(logits(model, ids), own)
+    assert list(found.budgets) == list(seen)
+    assert torch.equal(read(model, **call), own)
     attach(model, found.kernels())
-    assert logits(model, ids).isfinite().all()
+    assert read(model, **call).isfinite().all()
+
+
+def test_each_module_of_an_encoder_decoder_gets_its_own_budgets(tmp_path):
+    """Layers of encoder, decoder and cross-attention have the same indices."""
+    model, ids = build("t5"), tokens(1, 300)
+    with torch.no_grad():  # attends evenly: any number of slots will do
+        model.get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight.zero_()
+    found = calibrate(model, ids, 24, kernel=NearFar(**KERNEL), save=tmp_path, progress=False)
+    assert len(found.budgets) == 6
+    assert len({tuple(row) for row in found.errors[..., 0].tolist()}) == 6
+    model.config.name_or_path = model.name_or_path = str(tmp_path)
+    attach(model, "nearfar")
+    for name, slots in found.budgets.items():
+        assert model.get_submodule(name).linattn_kernel.slots == tuple(slots)
+    cache = EncoderDecoderCache(StateCache(model), StateCache(model))
+    out = model.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False)
+    assert out.shape[1] > 1
+    detach(model)
+    budgets = {"decoder.block.1.layer.0.SelfAttention": [1, 2, 3, 4], 0: 5}
+    attach(model, NearFar(**KERNEL), budgets=budgets)
+    kernels = {name: m.linattn_kernel.slots for name, m in model.named_modules() if hasattr(m, "linattn_kernel")}
+    assert [name for name in kernels if kernels[name] == (1, 2, 3, 4)] == ["decoder.block.1.layer.0.SelfAttention"]
+    assert sum(slots == 5 for slots in kernels.values()) == 3
+    with pytest.raises(ValueError, match=r"no attention module 'decoder\.9': its first one is 'encoder\.block\.0"):
+        attach(detach(model), {"decoder.9": "nearfar"})
 
 
 def test_what_was_done_is_described():
@@ -155,5 +184,3 @@ def test_what_was_done_is_described():
         assert does in {row.does for row in describe(model).layers}
     umt5 = describe(attach(build("umt5"), NearFar(**KERNEL))).layers  # its buckets reach farther than the window
     assert umt5[0].engine == "torch"
-    with pytest.raises(ValueError, match="relative position bias"):
-        calibrate(build("t5"), tokens(1, 300))

@@ -1,11 +1,16 @@
 """Finds the attention modules of a transformers model, and refuses unsupported ones."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from .alibi import is_alibi
 from .biases import BUCKETS
+
+V = TypeVar("V")
+Layer = int | str
+ByLayer = Mapping[int, V] | Mapping[str, V] | Mapping[Layer, V]
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
@@ -16,6 +21,21 @@ def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
         if is_alibi(module)
         or (hasattr(module, "is_causal") and hasattr(module, "layer_idx") and hasattr(module, "config"))
     ]
+
+
+def layer_keys(found: Sequence[tuple[str, Any]]) -> list[Layer]:
+    """What names each of these modules in a mapping: its layer's index, or its own name where several have the same index,
+    as in encoder-decoder models."""
+    indices = [module.layer_idx for _, module in found]
+    if None in indices or len(set(indices)) < len(indices):
+        return [name for name, _ in found]
+    return [int(index) for index in indices]
+
+
+def of_layer(given: ByLayer[V], name: str, module: Any) -> V | None:
+    """The entry of a module, by its name or by its layer's index."""
+    table = cast(Mapping[Layer, V], given)
+    return table[name] if name in table else table.get(module.layer_idx)
 
 
 def head_dim(module: Any) -> int:
