@@ -29,6 +29,15 @@ T5 = {
     "decoder_start_token_id": 1,
     "attn_implementation": "eager",
 }
+FALCON = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 59,
+}
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
 
@@ -69,6 +78,13 @@ def build(family, **changes):
         ),
         "mpt": lambda: transformers.MptConfig(
             vocab_size=60, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, pad_token_id=0, eos_token_id=59
+        ),
+        "falcon": lambda: transformers.FalconConfig(**{**FALCON, **changes}),
+        "falcon_alibi": lambda: transformers.FalconConfig(
+            **{**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, **changes}
+        ),
+        "falcon_grouped": lambda: transformers.FalconConfig(
+            **{**FALCON, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, **changes}
         ),
         "gpt_oss": lambda: transformers.GptOssConfig(
             **{

@@ -12,8 +12,8 @@ from linattn import NearFar
 from linattn.hf import StateCache, attach, detach
 from linattn.hf.learned_sinks import Tokens, as_a_token
 
-DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss"]
-BIASED = ["gemma2", "bloom", "mpt"]  # capped logits, and ALiBi
+DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss", "falcon"]
+BIASED = ["gemma2", "bloom", "mpt", "falcon_alibi", "falcon_grouped"]  # capped logits, and ALiBi
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *BIASED, "bert"])
@@ -47,7 +47,7 @@ def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family
         assert cache.get_seq_length() == 90
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss", *BIASED])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss", "falcon", *BIASED])
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
 def test_generate_with_the_cache_is_generate_without(family, options):
     model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=60)
@@ -204,7 +204,8 @@ def test_kernels_per_layer_and_budgets_per_head():
 def test_what_cannot_be_kept_is_refused():
     with pytest.raises(ValueError, match="relative position bias"):
         attach(build("pop2piano"), "nearfar")
-    for family, reason in (("t5", "relative position bias"), ("gemma2", "capped logits"), ("bloom", "ALiBi")):
+    reasons = {"t5": "relative position bias", "gemma2": "capped logits", "bloom": "ALiBi", "falcon_alibi": "ALiBi"}
+    for family, reason in reasons.items():
         with pytest.raises(ValueError, match=reason):
             attach(build(family), "elu")
     odd = attach(build("gemma3", attn_logit_softcapping=3.0), "nearfar")  # transformers names that cap, and ignores it

@@ -9,13 +9,22 @@ from transformers import PreTrainedModel
 
 from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
-from .alibi import AlibiForward, is_alibi
 from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
 from .cache import refuse_unused_cache
 from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
-from .modules import ByLayer, attention_modules, configs_of, head_dim, is_sliding, of_layer, refuse_unsupported
+from .modules import (
+    ByLayer,
+    attention_modules,
+    configs_of,
+    head_dim,
+    is_sliding,
+    of_layer,
+    refuse_unsupported,
+    set_interface,
+)
+from .own_softmax import InterfaceForward, has_own_softmax
 from .self_calibration import find_or_calibrate
 from .sharding import ShardInputs
 
@@ -58,7 +67,8 @@ def attach(
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
             encoder (BERT, ..) or both (BART, T5, ..). Layers with a sliding window keep their own attention, which is linear
-            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias and learned sinks (gpt-oss).
+            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT, Falcon), T5's position bias and learned sinks
+            (gpt-oss).
         kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer to kernel, where layers
             that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
             is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
@@ -129,8 +139,8 @@ def _attach_kernels(
     chosen = _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
-    if any(is_alibi(module) for _, module in found):
-        _attach_alibi(model, found, chosen, attached)
+    if any(has_own_softmax(module) for _, module in found):
+        _attach_own_softmax(model, found, chosen, attached)
     else:
         _attach_interface(model, found, chosen, attached)
     for name, module in found:
@@ -143,23 +153,21 @@ def _attach_kernels(
         attached.modules.append(module)
 
 
-def _attach_alibi(
+def _attach_own_softmax(
     model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
 ) -> None:
-    """BLOOM and MPT call no attention interface: all of their modules get a forward that does."""
+    """BLOOM, MPT and Falcon call no attention interface: all of their modules get a forward that does."""
     for config in configs_of(model):
         config._attn_implementation_internal = PADDING
     for _, module in found:
-        attached.replaced.append(replace_forward(module, AlibiForward(module, attend, CACHE)))
+        attached.replaced.append(replace_forward(module, InterfaceForward(module, attend, CACHE)))
         attached.layers |= {module.layer_idx} if module in chosen else set()
 
 
 def _attach_interface(
     model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
 ) -> None:
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
-        raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
+    set_interface(model, NAME)
     for _, module in found:
         if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
             attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))

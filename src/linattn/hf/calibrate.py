@@ -12,21 +12,30 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..functional.attention import attention
 from ..nearfar import NearFar
-from .alibi import AlibiForward, is_alibi
 from .attention import PADDING
 from .biases import LayerBiases, biases_of
 from .budgets import RULE, Calibration, Option
 from .call import call_for
 from .exact import exact as exact_attention
+from .exact import sdpa
 from .hybrids.layers import replace_forward
 from .importance import layer_weights, output_layer
 from .learned_sinks import Tokens, as_a_token
-from .modules import Layer, attention_modules, configs_of, head_dim, is_sliding, layer_keys, refuse_unsupported
+from .modules import (
+    Layer,
+    attention_modules,
+    configs_of,
+    head_dim,
+    is_sliding,
+    layer_keys,
+    refuse_unsupported,
+    set_interface,
+)
+from .own_softmax import InterfaceForward, has_own_softmax
 from .unfinished import Unfinished
 
 _PROBE = "linattn_probe"
@@ -250,12 +259,12 @@ def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) 
     modules, replaced = measured_layers(model, biased=biased), []
     for _, module in modules:
         _shown_to[module] = show
-    if any(is_alibi(module) for _, module in modules):
-        replaced = [replace_forward(module, AlibiForward(module, _probe, "cache")) for _, module in modules]
+    if any(has_own_softmax(module) for _, module in modules):
+        replaced = [replace_forward(module, InterfaceForward(module, _probe, "cache")) for _, module in modules]
         for config in configs:
             config._attn_implementation_internal = PADDING
     else:
-        model.set_attn_implementation(_PROBE)
+        set_interface(model, _PROBE)
     found = attention_modules(model)
     for name, module in found if biased else []:
         _biases[module] = biases_of(name, module, found)
@@ -278,7 +287,7 @@ def _probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: A
     given = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if given is None else given)
     if sinks is None and (biases is None or not biases.any):
-        out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        out, weights = sdpa(module, query, key, value, mask, **kwargs)
     else:
         scale, weights = query.shape[-1] ** -0.5 if scale is None else scale, None
         if mask is None and causal:

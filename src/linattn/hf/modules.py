@@ -5,8 +5,8 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
-from .alibi import is_alibi
 from .biases import BUCKETS
+from .own_softmax import has_own_softmax, slopes_of
 
 V = TypeVar("V")
 Layer = int | str
@@ -14,11 +14,11 @@ ByLayer = Mapping[int, V] | Mapping[str, V] | Mapping[Layer, V]
 
 
 def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
-    """The modules that call transformers' attention interface, and those with ALiBi, by name."""
+    """The modules that call transformers' attention interface, and those that `own_softmax` makes call it, by name."""
     return [
         (name, module)
         for name, module in model.named_modules()
-        if is_alibi(module)
+        if has_own_softmax(module)
         or (hasattr(module, "is_causal") and hasattr(module, "layer_idx") and hasattr(module, "config"))
     ]
 
@@ -45,15 +45,15 @@ def head_dim(module: Any) -> int:
 
 def head_counts(module: Any) -> tuple[int, int]:
     """Query heads and kv heads."""
-    if is_alibi(module):
+    if has_own_softmax(module):
         heads = getattr(module, "num_heads", None) or module.n_heads
-        return heads, heads
+        return heads, getattr(module, "num_kv_heads", heads)
     heads = module.config.num_attention_heads
     return heads, getattr(module.config, "num_key_value_heads", None) or heads
 
 
 def is_sliding(module: Any) -> bool:
-    if is_alibi(module):
+    if has_own_softmax(module):
         return False
     window = getattr(module, "sliding_window", None)
     if window is None and getattr(module.config, "layer_types", None) is None:
@@ -70,7 +70,7 @@ def refuse_unsupported(name: str, module: Any, *, near_far: bool = False) -> Non
         "capped logits (attn_logit_softcapping)": not near_far
         and getattr(module, "attn_logit_softcapping", None) is not None,
         "learned sinks in its softmax (sinks)": not near_far and hasattr(module, "sinks"),
-        "ALiBi": not near_far and is_alibi(module),
+        "ALiBi": not near_far and slopes_of(module) is not None,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -78,6 +78,13 @@ def refuse_unsupported(name: str, module: Any, *, near_far: bool = False) -> Non
             raise ValueError(
                 f"cannot attach to {name} ({type(module).__name__}): it has {reason}, which {kinds} has no form for."
             )
+
+
+def set_interface(model: Any, name: str) -> None:
+    """Selects the attention function of a model by the name that it is registered under."""
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
 
 
 def configs_of(model: nn.Module) -> list[Any]:
