@@ -13,7 +13,7 @@ from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
 from .cache import refuse_unused_cache
-from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
+from .hybrids.layers import Replaced, linear_layers, replace_forward, serve, unserved_layer
 from .modules import (
     ByLayer,
     attention_modules,
@@ -93,6 +93,10 @@ def attach(
     else:
         kernel = _read_kernel(model, kernel, budgets)
     if kernel is None and not linear:
+        if (other := unserved_layer(model)) is not None:
+            raise ValueError(
+                f"{type(model).__name__} is not served: the linear state of {other} has a rule that linattn does not compute."
+            )
         raise ValueError(
             f"{type(model).__name__} has no linear layers, and its softmax layers keep their own attention unless a kernel is "
             'named: pass kernel="nearfar" (softmax approximated with a state of bounded size) or another one.'

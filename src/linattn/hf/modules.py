@@ -70,6 +70,9 @@ def refuse_unsupported(name: str, module: Any, *, near_far: bool = False) -> Non
         "capped logits (attn_logit_softcapping)": not near_far
         and getattr(module, "attn_logit_softcapping", None) is not None,
         "learned sinks in its softmax (sinks)": not near_far and hasattr(module, "sinks"),
+        "a position bias that depends on the query (rel_logits_proj)": hasattr(module, "rel_logits_proj"),
+        "an indexer that selects the keys of every query (indexer)": getattr(module, "indexer", None) is not None
+        or getattr(module, "skip_topk", False),
         "ALiBi": not near_far and slopes_of(module) is not None,
     }
     for reason, applies in reasons.items():
