@@ -128,7 +128,10 @@ def build(family, **changes):
         "t5": lambda: transformers.T5Config(**T5),
         "mt5": lambda: transformers.MT5Config(**T5),
         "umt5": lambda: transformers.UMT5Config(**{**T5, "relative_attention_max_distance": 24}),
+        "switch": lambda: transformers.SwitchTransformersConfig(**{**T5, "num_decoder_layers": 2, "num_experts": 2}),
+        "longt5": lambda: transformers.LongT5Config(**{**T5, "local_radius": 5, **changes}),
         "pop2piano": lambda: transformers.Pop2PianoConfig(**T5),
+        "udop": lambda: transformers.UdopConfig(**{**T5, "image_size": 32, "patch_size": 16}),
     }
     config = configs[family]()
     kinds = {
@@ -137,7 +140,10 @@ def build(family, **changes):
         "t5": transformers.AutoModelForSeq2SeqLM,
         "mt5": transformers.AutoModelForSeq2SeqLM,
         "umt5": transformers.AutoModelForSeq2SeqLM,
+        "switch": transformers.AutoModelForSeq2SeqLM,
+        "longt5": transformers.AutoModelForSeq2SeqLM,
         "pop2piano": transformers.Pop2PianoForConditionalGeneration,
+        "udop": transformers.UdopForConditionalGeneration,
     }
     kind = kinds.get(family, transformers.AutoModelForCausalLM)
     model = (kind.from_config if hasattr(kind, "from_config") else kind)(config).eval()

@@ -120,7 +120,8 @@ def test_training_reaches_every_weight_as_softmax_does(family):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "gpt_oss", "bloom", "mpt", "falcon", "falcon_grouped", "t5", "mt5", "umt5", "bart"]
+    "family",
+    ["gemma2", "gpt_oss", "bloom", "mpt", "falcon", "falcon_grouped", "t5", "mt5", "umt5", "switch", "longt5", "bart"],
 )
 def test_calibration_measures_what_the_layers_do(family):
     model, ids = build(family), tokens(1, 300)

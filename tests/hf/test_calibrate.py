@@ -120,7 +120,7 @@ def test_calibrate_refuses_what_it_cannot_measure():
     with pytest.raises(ValueError, match="recall serves causal attention alone"):
         calibrate(build("t5"), tokens(1, 300), recall=4)
     with pytest.raises(ValueError, match="relative position bias"):
-        calibrate(build("pop2piano"), tokens(1, 300))
+        calibrate(build("udop"), tokens(1, 300))
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -123,7 +123,7 @@ def test_without_our_cache_the_whole_past_is_seen():
     torch.testing.assert_close(torch.cat([first, *rest], 1), whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "mt5", "umt5"])
+@pytest.mark.parametrize("family", ["bart", "t5", "mt5", "umt5", "switch", "longt5"])
 def test_encoder_decoder(family):
     model, source, target = build(family), tokens(2, 80), tokens(2, 60, seed=1)
     own = logits(model, source, decoder_input_ids=target)
@@ -137,6 +137,18 @@ def test_encoder_decoder(family):
     quick = model.generate(source, past_key_values=cache, **options)
     assert quick.shape == slow.shape
     assert (quick == slow).float().mean() > 0.9  # cross attention is exact for one query, compressed for forty
+
+
+def test_masks_that_hide_keys_in_any_form():
+    """Switch Transformers hands the padding of its encoder on as numbers that are added; Pop2Piano reads embeddings."""
+    source, target, mask = tokens(2, 40), tokens(2, 30, seed=1), torch.ones(2, 40, dtype=torch.long)
+    mask[0, 25:] = 0
+    for family in ("switch", "longt5", "pop2piano"):
+        model = build(family)
+        given = {"attention_mask": mask, "decoder_input_ids": target, "inputs_embeds": model.shared(source)}
+        with torch.no_grad():
+            own = model(**given).logits
+            torch.testing.assert_close(attach(model, NearFar(**WIDE))(**given).logits, own, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -202,8 +214,10 @@ def test_kernels_per_layer_and_budgets_per_head():
 
 
 def test_what_cannot_be_kept_is_refused():
-    with pytest.raises(ValueError, match="relative position bias"):
-        attach(build("pop2piano"), "nearfar")
+    with pytest.raises(
+        ValueError, match=r"a relative position bias other than T5's .*, which near/far has no form for"
+    ):
+        attach(build("udop"), "nearfar")
     reasons = {"t5": "relative position bias", "gemma2": "capped logits", "bloom": "ALiBi", "falcon_alibi": "ALiBi"}
     for family, reason in reasons.items():
         with pytest.raises(ValueError, match=reason):

@@ -64,6 +64,7 @@ def attend(
             tokens = Tokens(query, key, value, None)
             return _exact(module, tokens, mask, attention_mask, dropout, scaling, sinks, biases), None
         return sdpa(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
+    attention_mask = _hidden_keys(attention_mask)
     _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     key_mask = None if attention_mask is None else attention_mask[:, -key.shape[2] :].bool()
@@ -234,6 +235,21 @@ def _written(layer: Any, key: Tensor, value: Tensor, mask: Tensor | None) -> tup
     if mask is not None and mask.dim() == 2 and bool(mask.all()):
         mask = None  # transformers always makes one for static caches
     return key[:, :, :tokens], value[:, :, :tokens], mask
+
+
+def _hidden_keys(mask: Tensor | None) -> Tensor | None:
+    """A mask (batch, 1, 1, keys), also one that is added to scores, as (batch, keys); other masks as they are.
+
+    Switch Transformers makes such a mask itself.
+    """
+    if mask is None or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
+        return mask
+    if mask.dtype == torch.bool:
+        return mask[:, 0, 0]
+    shown = mask[:, 0, 0] == 0
+    if not bool((shown | (mask[:, 0, 0] <= torch.finfo(torch.float16).min)).all()):
+        return mask
+    return None if bool(shown.all()) else shown
 
 
 def _refuse(module: nn.Module, attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:

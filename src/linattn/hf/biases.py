@@ -11,7 +11,14 @@ from ..nearfar import NearFar
 from .own_softmax import slopes_of
 
 # Classes of modules that read their relative position bias like T5: a table of buckets, of the module or of the first layer.
-BUCKETS = ("T5Attention", "MT5Attention", "UMT5Attention")
+BUCKETS = (
+    "T5Attention",
+    "MT5Attention",
+    "UMT5Attention",
+    "SwitchTransformersAttention",
+    "LongT5Attention",
+    "Pop2PianoAttention",
+)
 CROSS = "EncDecAttention"  # the name of their cross-attention, which has no bias
 
 

@@ -64,9 +64,10 @@ def is_sliding(module: Any) -> bool:
 def refuse_unsupported(name: str, module: Any, *, near_far: bool = False) -> None:
     """Raises for features of a layer that its kernel cannot reproduce; near/far can most of them."""
     relative = hasattr(module, "has_relative_attention_bias")
+    known = type(module).__name__ in BUCKETS
     reasons = {
-        "a relative position bias (has_relative_attention_bias)": relative
-        and not (near_far and type(module).__name__ in BUCKETS),
+        "a relative position bias (has_relative_attention_bias)": relative and known and not near_far,
+        "a relative position bias other than T5's (has_relative_attention_bias)": relative and not known,
         "capped logits (attn_logit_softcapping)": not near_far
         and getattr(module, "attn_logit_softcapping", None) is not None,
         "learned sinks in its softmax (sinks)": not near_far and hasattr(module, "sinks"),
