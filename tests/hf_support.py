@@ -1,5 +1,6 @@
 """Tiny models of transformers for tests."""
 
+import pytest
 import torch
 import transformers
 
@@ -158,6 +159,13 @@ def build(family, **changes):
             if name.endswith("sinks"):
                 p.normal_(0, 2)
     return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder that calibrations are kept in; tests that import it leave the user's alone."""
+    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def tokens(batch=2, length=90, seed=0):

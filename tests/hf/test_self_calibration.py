@@ -5,18 +5,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from hf_support import build, logits, tokens
+from hf_support import KERNEL, build, cache, logits, tokens
 from linattn import NearFar
 from linattn.hf import Calibration, StateCache, attach, calibrate, detach
 from linattn.hf.self_calibration import find_or_calibrate, own_text, parse_bytes, random_tokens
 
-KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+__all__ = ["cache"]
 
 
 def kernels(model):
