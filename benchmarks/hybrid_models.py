@@ -58,14 +58,57 @@ SSD = {
     "mamba_n_groups": 1,
 }
 MAMBA1 = {**SIZES, "num_hidden_layers": 4, "state_size": 16}
+INKLING = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": ["hybrid_sliding"] * 3 + ["hybrid"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "swa_num_attention_heads": 8,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 64,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "Qwen3-Next": lambda: transformers.Qwen3NextConfig(**DELTA, **EXPERTS, shared_expert_intermediate_size=256),
     "Qwen3.5": lambda: transformers.Qwen3_5TextConfig(**DELTA),
+    "Qwen4-Exp": lambda: transformers.Qwen4ExpTextConfig(
+        **{name: size for name, size in DELTA.items() if name != "intermediate_size"},
+        **EXPERTS,
+        shared_expert_intermediate_size=256,
+        hc_lowrank=64,
+        indexer_n_heads=4,
+        indexer_kv_heads=1,
+        indexer_head_dim=64,
+        indexer_budget=2048,
+        indexer_compress_ratio=16,
+    ),
     "OLMo hybrid": lambda: transformers.OlmoHybridConfig(**DELTA),
     "Kimi Linear": lambda: transformers.KimiLinearConfig(**KDA),
     "Bailing hybrid": lambda: transformers.BailingHybridConfig(
         **KDA, head_dim=64, num_mtp_layers=0, first_k_dense_replace=1
+    ),
+    "GLM-5-Next": lambda: transformers.Glm5NextConfig(
+        text_config={
+            **{name: size for name, size in KDA.items() if name not in ("num_local_experts", "qk_rope_head_dim")},
+            "num_key_value_heads": 8,
+            "n_routed_experts": 4,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+            "q_lora_rank": 128,
+            "index_head_dim": 64,
+            "index_n_heads": 4,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "intermediate_size": 64,
+        },
     ),
     "MiniMax": lambda: transformers.MiniMaxConfig(
         **SIZES,
@@ -114,14 +157,26 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "LFM2": lambda: transformers.Lfm2Config(
         **SIZES, **SOFTMAX, num_hidden_layers=4, layer_types=["conv"] * 3 + ["full_attention"]
     ),
+    "LFM3": lambda: transformers.Lfm3Config(
+        **SIZES, **SOFTMAX, num_hidden_layers=4, layer_types=["conv"] * 3 + ["full_attention"], head_dim=64
+    ),
+    "Inkling": lambda: transformers.InklingTextConfig(
+        **INKLING, intermediate_size=1024, mlp_layer_types=["dense"] * 2 + ["sparse"] * 2
+    ),
+    "Inkling 2": lambda: transformers.Inkling2TextConfig(
+        **INKLING, unpadded_vocab_size=1000, n_layers_per_attn_res_block=2
+    ),
 }
+
+
+KINDS = {"GLM-5-Next": transformers.AutoModelForImageTextToText}  # which has no model of text alone
 
 
 def build(family: str) -> tuple[Any, Any]:
     """The model as transformers has it, and attached."""
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
+    theirs = KINDS.get(family, transformers.AutoModelForCausalLM).from_config(FAMILIES[family]()).eval()
     return theirs, linattn.hf.attach(copy.deepcopy(theirs))
 
 

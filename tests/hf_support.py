@@ -1,5 +1,6 @@
 """Tiny models of transformers for tests."""
 
+import pytest
 import torch
 import transformers
 
@@ -28,6 +29,15 @@ T5 = {
     "eos_token_id": 59,
     "decoder_start_token_id": 1,
     "attn_implementation": "eager",
+}
+FALCON = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 59,
 }
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 
@@ -69,6 +79,13 @@ def build(family, **changes):
         ),
         "mpt": lambda: transformers.MptConfig(
             vocab_size=60, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, pad_token_id=0, eos_token_id=59
+        ),
+        "falcon": lambda: transformers.FalconConfig(**{**FALCON, **changes}),
+        "falcon_alibi": lambda: transformers.FalconConfig(
+            **{**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, **changes}
+        ),
+        "falcon_grouped": lambda: transformers.FalconConfig(
+            **{**FALCON, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, **changes}
         ),
         "gpt_oss": lambda: transformers.GptOssConfig(
             **{
@@ -112,7 +129,10 @@ def build(family, **changes):
         "t5": lambda: transformers.T5Config(**T5),
         "mt5": lambda: transformers.MT5Config(**T5),
         "umt5": lambda: transformers.UMT5Config(**{**T5, "relative_attention_max_distance": 24}),
+        "switch": lambda: transformers.SwitchTransformersConfig(**{**T5, "num_decoder_layers": 2, "num_experts": 2}),
+        "longt5": lambda: transformers.LongT5Config(**{**T5, "local_radius": 5, **changes}),
         "pop2piano": lambda: transformers.Pop2PianoConfig(**T5),
+        "udop": lambda: transformers.UdopConfig(**{**T5, "image_size": 32, "patch_size": 16}),
     }
     config = configs[family]()
     kinds = {
@@ -121,7 +141,10 @@ def build(family, **changes):
         "t5": transformers.AutoModelForSeq2SeqLM,
         "mt5": transformers.AutoModelForSeq2SeqLM,
         "umt5": transformers.AutoModelForSeq2SeqLM,
+        "switch": transformers.AutoModelForSeq2SeqLM,
+        "longt5": transformers.AutoModelForSeq2SeqLM,
         "pop2piano": transformers.Pop2PianoForConditionalGeneration,
+        "udop": transformers.UdopForConditionalGeneration,
     }
     kind = kinds.get(family, transformers.AutoModelForCausalLM)
     model = (kind.from_config if hasattr(kind, "from_config") else kind)(config).eval()
@@ -136,6 +159,13 @@ def build(family, **changes):
             if name.endswith("sinks"):
                 p.normal_(0, 2)
     return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder that calibrations are kept in; tests that import it leave the user's alone."""
+    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def tokens(batch=2, length=90, seed=0):

@@ -35,6 +35,11 @@ struct Scratch {
   ~Scratch() { std::free(at); }
 };
 
+Scratch& own_scratch() {
+  thread_local Scratch mine;
+  return mine;
+}
+
 }  // namespace
 
 /// The level in use; found at the first call.
@@ -51,7 +56,7 @@ ParallelLoop parallel_loop() { return torch_loop.load(std::memory_order_relaxed)
 
 /// See core/scratch.h.
 __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
-  thread_local Scratch mine;
+  Scratch& mine = own_scratch();
   if (mine.floats < floats) {
     std::free(mine.at);
     mine.floats = 0;
@@ -61,6 +66,9 @@ __attribute__((visibility("hidden"))) float* scratch(int64_t floats) {
   }
   return mine.at;
 }
+
+/// How many floats of work space the calling thread holds, for tests.
+EXPORT int64_t linattn_scratch_floats() { return own_scratch().floats; }
 
 /// The ABI version, which callers compare with their own.
 EXPORT int64_t linattn_abi_version() { return ABI_VERSION; }

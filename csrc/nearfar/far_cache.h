@@ -12,6 +12,11 @@ constexpr float LEVELS = 127;          // int8 codes on each side of 0
 constexpr float LARGEST_HALF = 65504;  // the largest float16
 constexpr float LEAST_RANGE = 1e-12f;  // what codes are divided by is at least this
 
+/// Asks for n floats that will be needed soon.
+INLINE void prefetch_floats(const float* at, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
+}
+
 /// Blocks of far tokens in work space. Keys are columns of UNIT tokens, values rows; what is behind a block's tokens is 0.
 struct FarRows {
   int64_t dim, value_dim;
@@ -28,6 +33,8 @@ struct FarRows {
   }
   float* keys(int64_t place) const { return key_t + place * key_floats(dim); }
   float* values(int64_t place) const { return value + place * value_floats(value_dim); }
+  void prefetch_keys(int64_t place) const { prefetch_floats(keys(place), dim * UNIT); }
+  void prefetch_values(int64_t place) const { prefetch_floats(values(place), value_floats(value_dim)); }
 };
 
 /// What is stored of one head.
@@ -78,23 +85,27 @@ class FarCache {
     for (int r = 0; r < R; ++r) sums[2 * r][0] += (middle(block) - stored) * x[r * ld + far.position];
   }
 
-  /// Loads a block into a place of `rows`.
-  void load_block(int64_t block, const FarRows& rows, int64_t to, float* space) const {
-    const int64_t ld = row_stride(dim), lv = row_stride(value_dim);
-    float *keys = carve(space, UNIT * ld), *values = rows.values(to);
-    if (far.bits == 8) {
-      load_codes(block, keys, values, space);
-    } else {
-      const int32_t type = far.bits == 32 ? FLOAT32 : FLOAT16;
-      for (int64_t i = 0; i < unit; ++i) {
-        load_row(type, entry(block * unit + i, 0), dim, 1, keys + i * ld);
-        load_row(type, entry(block * unit + i, dim), value_dim, 1, values + i * lv);
-      }
+  /// to (FarRows::key_floats): the keys of a block.
+  void load_keys(int64_t block, float* to, float* space) const {
+    const int64_t ld = row_stride(dim);
+    float* keys = carve(space, UNIT * ld);
+    if (far.bits == 8) load_key_codes(block, keys, space);
+    for (int64_t i = 0; far.bits > 8 && i < unit; ++i) {
+      load_row(entry_type(), entry(block * unit + i, 0), dim, 1, keys + i * ld);
     }
     for (int64_t i = 0; far.position >= 0 && i < unit; ++i) keys[i * ld + far.position] = place(float(block * unit + i));
     memset(keys + unit * ld, 0, size_t((UNIT - unit) * ld) * 4);
-    memset(values + unit * lv, 0, size_t((UNIT - unit) * lv) * 4);
-    transpose(keys, ld, UNIT, dim, rows.keys(to), UNIT);
+    transpose(keys, ld, UNIT, dim, to, UNIT);
+  }
+
+  /// to (FarRows::value_floats): the values of a block.
+  void load_values(int64_t block, float* to, float* space) const {
+    const int64_t lv = row_stride(value_dim);
+    if (far.bits == 8) load_value_codes(block, to, space);
+    for (int64_t i = 0; far.bits > 8 && i < unit; ++i) {
+      load_row(entry_type(), entry(block * unit + i, dim), value_dim, 1, to + i * lv);
+    }
+    memset(to + unit * lv, 0, size_t((UNIT - unit) * lv) * 4);
   }
 
   /// Stores a block of keys (unit, row_stride(D)) and values (unit, row_stride(M)), the first `missing` of which are no far
@@ -118,9 +129,8 @@ class FarCache {
       } else if (far.bits == 8) {
         store_codes(block, i, key, value, mean, var);
       } else {
-        const int32_t type = far.bits == 32 ? FLOAT32 : FLOAT16;
-        store_rows(type, key, 0, 1, dim, entry(cell, 0), 0);
-        store_rows(type, value, 0, 1, value_dim, entry(cell, dim), 0);
+        store_rows(entry_type(), key, 0, 1, dim, entry(cell, 0), 0);
+        store_rows(entry_type(), value, 0, 1, value_dim, entry(cell, dim), 0);
       }
     }
   }
@@ -130,6 +140,7 @@ class FarCache {
   char *entries, *bounds;
 
   static float fmin2(float a, float b) { return a < b ? a : b; }
+  int32_t entry_type() const { return far.bits == 32 ? FLOAT32 : FLOAT16; }  // not for 8 bits
   int32_t bounds_type() const { return far.bits == 32 ? FLOAT32 : FLOAT16; }
   int64_t bounds_bytes() const { return (2 * dim + (far.bits == 8 ? unit : 0)) * dtype_size(bounds_type()); }
   /// Number d of a token's entry, and of a block's bounds.
@@ -186,21 +197,29 @@ class FarCache {
     for (int64_t d = 0; d < dim; d += VL) store(radius + d, sqrtv(load(radius + d) * float(unit - 1)));
   }
 
-  /// Keys and values of a block from their codes.
-  void load_codes(int64_t block, float* keys, float* values, float* space) const {
-    const int64_t ld = row_stride(dim), lv = row_stride(value_dim);
-    float *mean = carve(space, ld), *radius = carve(space, ld), *top = carve(space, 16);
+  /// Keys (unit, row_stride(D)) of a block from their codes.
+  void load_key_codes(int64_t block, float* keys, float* space) const {
+    const int64_t ld = row_stride(dim);
+    float *mean = carve(space, ld), *radius = carve(space, ld);
     key_scale(block, mean, radius);
-    load_row(FLOAT16, bound(block, 2 * dim), unit, 1, top);
     for (int64_t d = 0; d < dim; ++d) radius[d] /= LEVELS;
     for (int64_t i = 0; i < unit; ++i) {
       const int8_t* code = reinterpret_cast<const int8_t*>(entry(block * unit + i, 0));
-      float *key = keys + i * ld, *value = values + i * lv;
+      float* key = keys + i * ld;
       for (int64_t d = 0; d < dim; ++d) key[d] = float(code[d]) * radius[d] + mean[d];
       for (int64_t d = dim; d < ld; ++d) key[d] = 0;
-      const float factor = top[i] / LEVELS;
-      for (int64_t d = 0; d < value_dim; ++d) value[d] = float(code[dim + d]) * factor;
-      for (int64_t d = value_dim; d < lv; ++d) value[d] = 0;
+    }
+  }
+
+  /// Values (unit, row_stride(M)) of a block from their codes.
+  void load_value_codes(int64_t block, float* values, float* space) const {
+    float* top = carve(space, 16);
+    load_row(FLOAT16, bound(block, 2 * dim), unit, 1, top);
+    for (int64_t i = 0; i < unit; ++i) {
+      const int8_t* code = reinterpret_cast<const int8_t*>(entry(block * unit + i, dim));
+      float *value = values + i * row_stride(value_dim), factor = top[i] / LEVELS;
+      for (int64_t d = 0; d < value_dim; ++d) value[d] = float(code[d]) * factor;
+      for (int64_t d = value_dim; d < row_stride(value_dim); ++d) value[d] = 0;
     }
   }
 

@@ -2,6 +2,7 @@
 /// merged into. It corrects an output that was computed without it. nearfar/recall.py has the rule and its derivation.
 #pragma once
 #include "nearfar/far_cache.h"
+#include "nearfar/recall_select.h"
 #include "nearfar/scores.h"
 #include "nearfar/window.h"
 
@@ -31,69 +32,6 @@ inline void far_shares(const float* log_share, const int64_t* slot, int64_t unit
     const vec y = load_some(shares + u, UNIT - u);
     store_some(shares + u, y > -__builtin_inff() ? exp2v(vmax(y, splat(-150.0f))) : splat(-1.0f), UNIT - u);
   }
-}
-
-/// The order of floats as that of integers.
-INLINE ivec ordered(vec x) {
-  const ivec bits = (ivec)x;
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-/// How many of x (n, whole vectors) are at least `least`.
-inline int64_t count_from(const int32_t* x, int64_t n, int32_t least) {
-  ivec total = {};
-  for (int64_t j = 0; j < n; j += VL) {
-    ivec y;
-    memcpy(&y, x + j, sizeof y);
-    total -= y >= least;
-  }
-  int64_t count = 0;
-  for (int i = 0; i < VL; ++i) count += total[i];
-  return count;
-}
-
-/// Whether one of VL integers is at least `least`.
-INLINE bool any_from(const int32_t* x, int32_t least) {
-#if defined(__AVX512F__)
-  return _mm512_cmpge_epi32_mask(_mm512_loadu_si512(x), _mm512_set1_epi32(least)) != 0;
-#else
-  bool any = false;
-  for (int i = 0; i < VL; ++i) any |= x[i] >= least;
-  return any;
-#endif
-}
-
-/// to: the indices of the `most` largest of scores (n); the rest of the last vector must be -inf or less than all others.
-/// The scores become integers of the same order. Returns how many there are.
-inline int64_t select_largest(float* scores, int64_t n, int64_t most, int32_t* to) {
-  int32_t* x = reinterpret_cast<int32_t*>(scores);
-  ivec low_lanes = ordered(load(scores)), high_lanes = low_lanes;
-  for (int64_t j = 0; j < n; j += VL) {
-    const ivec y = ordered(load(scores + j));
-    memcpy(x + j, &y, sizeof y);
-    low_lanes = y < low_lanes ? y : low_lanes, high_lanes = y > high_lanes ? y : high_lanes;
-  }
-  int64_t low = low_lanes[0], high = high_lanes[0];
-  for (int i = 1; i < VL; ++i) low = imin(low, low_lanes[i]), high = imax(high, high_lanes[i]);
-  // At least `most` are >= low, and fewer are >= high + 1. Every other guess is by the counts, which are about linear.
-  int64_t from_low = n, above_high = 0;
-  for (bool half = false; low < high; half = !half) {
-    const int64_t share = half ? (high - low) / 2 : (high - low) * (from_low - most) / (from_low - above_high);
-    const int64_t middle = low + 1 + imin(share, high - low - 1), count = count_from(x, n, int32_t(middle));
-    if (count >= most) low = middle, from_low = count;
-    if (count < most) high = middle - 1, above_high = count;
-    if (count == most) break;
-  }
-  const int64_t ties = most - (low < INT32_MAX ? count_from(x, n, int32_t(low + 1)) : 0);
-  int64_t count = 0, equal = 0;
-  for (int64_t first = 0; first < n; first += VL) {
-    if (!any_from(x + first, int32_t(low))) continue;
-    for (int64_t j = first; j < first + VL; ++j) {
-      to[count] = int32_t(j);
-      count += x[j] > low || (x[j] == low && equal++ < ties);
-    }
-  }
-  return count;
 }
 
 /// What the queries of n tokens bring along; row i * groups + g is that of query g of token i.
@@ -149,11 +87,6 @@ void block_products(const float* keys, const float* const* x, int64_t ld, int64_
   }
 }
 
-/// Asks for n floats that will be needed soon.
-INLINE void prefetch_floats(const float* at, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
-}
-
 /// Adds the values (UNIT, row_stride(M)) of a block to W vectors from column j on of R outputs (R, ld_to), weighted (R,
 /// ld).
 template <int R, int W>
@@ -194,7 +127,7 @@ class Correction {
            places + 1 + 2 * pairs + 128;
   }
 
-  /// tokens: of a pass. most: blocks that each chooses. places: of the blocks in work space.
+  /// tokens: of a pass. most: blocks that each chooses. places: of the blocks that they choose together.
   Correction(int64_t tokens, int64_t query_groups, int64_t most_blocks, int64_t places, float*& at)
       : groups(query_groups), most(most_blocks), ld(round_up(most_blocks * UNIT, 16)) {
     weights = carve(at, tokens * groups * ld), share = carve(at, ld), slot = reinterpret_cast<int32_t*>(carve(at, ld));
@@ -208,13 +141,16 @@ class Correction {
   int32_t* choices(int64_t i) const { return chosen + i * (most + VL); }
   int32_t& choice_count(int64_t i) const { return count[i]; }
 
-  /// Corrects the outputs of n tokens, whose queries begin at `row`. shares, slots: (places, UNIT), see far_shares.
-  void run(const FarRows& far, int64_t places, int64_t n, const Attended& a, int64_t row, float cap, const float* shares,
+  /// Corrects the outputs of n tokens, whose queries begin at `row`. far: keys and values by place, which are asked for in
+  /// turn. shares, slots: (places, UNIT), see far_shares.
+  template <class Far>
+  void run(const Far& far, int64_t places, int64_t n, const Attended& a, int64_t row, float cap, const float* shares,
            const int32_t* slots) const {
     sort_by_place(places, n);
     for (int64_t p = 0; p < places; ++p) {
-      if (p + 1 < places && first[p + 2] > first[p + 1]) prefetch_floats(far.keys(p + 1), far.dim * UNIT);
-      multiply_keys(far, p, a.query + row * row_stride(far.dim));
+      const float* keys = far.keys(p);
+      if (p + 1 < places) far.prefetch_keys(p + 1);
+      multiply_keys(keys, far.dim, p, a.query + row * row_stride(far.dim));
     }
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t k = 0; k < count[i]; ++k) {
@@ -223,12 +159,12 @@ class Correction {
       }
       for (int64_t j = count[i] * UNIT; j < round_up(count[i] * UNIT, VL); ++j) share[j] = -1, slot[j] = 0;
       for (int64_t g = 0; g < groups && count[i]; ++g)
-        weigh(far, a, row + i * groups + g, cap, weights_of(i) + g * ld, count[i]);
+        weigh(a, far.value_dim, row + i * groups + g, cap, weights_of(i) + g * ld, count[i]);
     }
     for (int64_t p = 0; p < places; ++p) {
-      if (p + 1 < places && first[p + 2] > first[p + 1])
-        prefetch_floats(far.values(p + 1), UNIT * row_stride(far.value_dim));
-      add_values(far, p, a.out + row * row_stride(far.value_dim));
+      const float* values = far.values(p);
+      if (p + 1 < places) far.prefetch_values(p + 1);
+      add_values(values, far.value_dim, p, a.out + row * row_stride(far.value_dim));
     }
   }
 
@@ -257,17 +193,17 @@ class Correction {
   }
 
   /// Products of a block's keys with the queries of all tokens that chose it.
-  void multiply_keys(const FarRows& far, int64_t place, const float* query) const {
+  void multiply_keys(const float* keys, int64_t dim, int64_t place, const float* query) const {
     const int64_t last = first[place + 1];
     int64_t at = first[place];
-    for (; at + 4 <= last; at += 4) multiply_some<4>(far, place, at, query);
-    if (at + 2 <= last) multiply_some<2>(far, place, at, query), at += 2;
-    for (; at < last; ++at) multiply_some<1>(far, place, at, query);
+    for (; at + 4 <= last; at += 4) multiply_some<4>(keys, dim, at, query);
+    if (at + 2 <= last) multiply_some<2>(keys, dim, at, query), at += 2;
+    for (; at < last; ++at) multiply_some<1>(keys, dim, at, query);
   }
 
   template <int T>
-  void multiply_some(const FarRows& far, int64_t place, int64_t at, const float* query) const {
-    const int64_t lq = row_stride(far.dim);
+  void multiply_some(const float* keys, int64_t dim, int64_t at, const float* query) const {
+    const int64_t lq = row_stride(dim);
     const float* x[T];
     float* to[T];
     int64_t g = 0;
@@ -277,14 +213,14 @@ class Correction {
         to[t] = weights_of(token[at + t]) + group * ld + rank[at + t] * UNIT;
       }
     };
-    for (; g + 3 <= groups; g += 3) aim(g), block_products<T, 3>(far.keys(place), x, lq, far.dim, to, ld);
-    if (groups - g == 2) aim(g), block_products<T, 2>(far.keys(place), x, lq, far.dim, to, ld);
-    if (groups - g == 1) aim(g), block_products<T, 1>(far.keys(place), x, lq, far.dim, to, ld);
+    for (; g + 3 <= groups; g += 3) aim(g), block_products<T, 3>(keys, x, lq, dim, to, ld);
+    if (groups - g == 2) aim(g), block_products<T, 2>(keys, x, lq, dim, to, ld);
+    if (groups - g == 1) aim(g), block_products<T, 1>(keys, x, lq, dim, to, ld);
   }
 
   /// Turns the products row (blocks, UNIT) of a query into the weights of the recalled tokens' values, and scales its
   /// output.
-  void weigh(const FarRows& far, const Attended& a, int64_t query, float cap, float* row, int64_t blocks) const {
+  void weigh(const Attended& a, int64_t value_dim, int64_t query, float cap, float* row, int64_t blocks) const {
     const int64_t n = round_up(blocks * UNIT, VL);
     const float log_z = a.log_z[query], *slot_weight = a.slot_weight + query * a.slot_stride;
     for (int64_t j = blocks * UNIT; j < n; ++j) row[j] = 0;
@@ -306,25 +242,24 @@ class Correction {
     }
     const float factor = 1 / (rest + sum(total));
     scale_row(row, factor, n);
-    scale_row(a.out + query * row_stride(far.value_dim), rest * factor, round_up(far.value_dim, VL));
+    scale_row(a.out + query * row_stride(value_dim), rest * factor, round_up(value_dim, VL));
   }
 
   /// Adds the values of a block to the outputs of all tokens that chose it.
-  void add_values(const FarRows& far, int64_t place, float* out) const {
+  void add_values(const float* values, int64_t value_dim, int64_t place, float* out) const {
     for (int64_t at = first[place]; at < first[place + 1]; ++at) {
       const float* weight = weights_of(token[at]) + rank[at] * UNIT;
-      float* rows = out + token[at] * groups * row_stride(far.value_dim);
+      float* rows = out + token[at] * groups * row_stride(value_dim);
       int64_t g = 0;
-      for (; g + 3 <= groups; g += 3) add_some<3>(far, place, weight, g, rows);
-      if (groups - g == 2) add_some<2>(far, place, weight, g, rows);
-      if (groups - g == 1) add_some<1>(far, place, weight, g, rows);
+      for (; g + 3 <= groups; g += 3) add_some<3>(values, value_dim, weight, g, rows);
+      if (groups - g == 2) add_some<2>(values, value_dim, weight, g, rows);
+      if (groups - g == 1) add_some<1>(values, value_dim, weight, g, rows);
     }
   }
 
   template <int R>
-  void add_some(const FarRows& far, int64_t place, const float* weight, int64_t g, float* rows) const {
-    const int64_t lv = row_stride(far.value_dim), width = round_up(far.value_dim, VL);
-    const float* values = far.values(place);
+  void add_some(const float* values, int64_t value_dim, const float* weight, int64_t g, float* rows) const {
+    const int64_t lv = row_stride(value_dim), width = round_up(value_dim, VL);
     int64_t j = 0;
     for (; j + NR * VL <= width; j += NR * VL) {
       add_block_values<R, NR>(values, lv, weight + g * ld, ld, j, rows + g * lv, lv);

@@ -15,8 +15,8 @@ class RecallToken {
     const int64_t groups = c.heads / c.kv_heads, units = c.far->cells / c.far->unit,
                   recall = imin(c.far->recall[kv], units);
     return FarRows::floats(recall, c.dim, c.value_dim) + Attended::floats(groups, c.dim, c.value_dim, slots) +
-           Correction::floats(1, groups, recall, recall) + groups * row_stride(c.dim) + round_up(units, VL) + units + VL +
-           2 * recall * UNIT + FarCache::floats(c.dim, c.value_dim) + 512;
+           Correction::floats(1, groups, recall, recall) + BestBlocks::floats(1, units, recall) +
+           groups * row_stride(c.dim) + 2 * recall * UNIT + FarCache::floats(c.dim, c.value_dim) + 512;
   }
 
   RecallToken(const NearFarCall& c, int64_t b, int64_t kv, int64_t slots, float*& at)
@@ -26,10 +26,10 @@ class RecallToken {
         recall(imin(c.far->recall[kv], units)),
         rows(recall, c.dim, c.value_dim, at),
         attended(groups, c.dim, c.value_dim, slots, at),
-        correction(1, groups, recall, recall, at) {
+        correction(1, groups, recall, recall, at),
+        best(1, units, recall, at) {
     attended.slots = slots;
-    squares = carve(at, groups * row_stride(c.dim)), scores = carve(at, round_up(units, VL));
-    chosen = reinterpret_cast<int32_t*>(carve(at, units + VL));
+    squares = carve(at, groups * row_stride(c.dim));
     shares = carve(at, recall * UNIT), places = reinterpret_cast<int32_t*>(carve(at, recall * UNIT));
     space = carve(at, FarCache::floats(c.dim, c.value_dim));
   }
@@ -49,8 +49,8 @@ class RecallToken {
   void correct(float cap) const {
     const int64_t n = choose(cap);
     for (int64_t k = 0; k < n; ++k) {
-      const int64_t first = chosen[k] * cache.unit;
-      cache.load_block(chosen[k], rows, k, space);
+      const int64_t block = best.chosen(0)[k], first = block * cache.unit;
+      cache.load_keys(block, rows.keys(k), space), cache.load_values(block, rows.values(k), space);
       far_shares(cache.log_share + first, cache.slot + first, cache.unit, shares + k * UNIT, places + k * UNIT);
       correction.choices(0)[k] = int32_t(k);
     }
@@ -64,36 +64,45 @@ class RecallToken {
   const FarRows rows;  // of the chosen blocks
   Attended attended;
   const Correction correction;
-  float *squares, *scores, *shares, *space;  // (groups, row_stride(D)), (units), (recall, UNIT)
-  int32_t *chosen, *places;                  // (units), (recall, UNIT)
+  const BestBlocks best;
+  float *squares, *shares, *space;  // (groups, row_stride(D)), (recall, UNIT)
+  int32_t* places;                  // (recall, UNIT)
 
   /// Finds the blocks that the token recalls; returns how many they are.
   int64_t choose(float cap) const {
     int64_t living = 0;
-    for (int64_t i = 0; i < units; ++i) {
-      const bool alive = cache.alive(cache.log_share, i);
-      scores[i] = alive ? 0 : -__builtin_inff();
-      chosen[living] = int32_t(i);
-      living += alive;
+    for (int64_t i = 0; i < units && living <= recall; ++i) {
+      best.chosen(0)[living] = int32_t(i);
+      living += cache.alive(cache.log_share, i);
     }
     if (living <= recall) return living;
-    for (int64_t i = units; i < round_up(units, VL); ++i) scores[i] = -__builtin_inff();
-    for (int64_t i = 0; i < units; i += VL) store(scores + i, load(scores + i) + score(i, cap));
-    return select_largest(scores, round_up(units, VL), recall, chosen);
+    const int64_t piece = BestBlocks::piece(units, recall);
+    for (int64_t first = 0; first < units; first += piece) {
+      const int64_t last = imin(first + piece, units);
+      for (int64_t i = first; i < last; i += VL) {
+        float hidden[VL];  // 0, or -inf for a block without a token
+        for (int64_t k = 0; k < VL; ++k) {
+          hidden[k] = i + k < units && cache.alive(cache.log_share, i + k) ? 0 : -__builtin_inff();
+        }
+        store(best.row(0) + i - first, load(hidden) + score(i, cap));
+      }
+      best.take(0, first, round_up(last - first, VL), last == units);
+    }
+    return recall;
   }
 
   /// Scores of VL blocks from `first` on, by the query that would gain most.
   vec score(int64_t first, float cap) const {
-    vec best = splat(-__builtin_inff());
+    vec high = splat(-__builtin_inff());
     int64_t g = 0;
-    for (; g + 3 <= groups; g += 3) score_some<3>(first, g, cap, best);
-    for (; g < groups; ++g) score_some<1>(first, g, cap, best);
-    return best;
+    for (; g + 3 <= groups; g += 3) score_some<3>(first, g, cap, high);
+    for (; g < groups; ++g) score_some<1>(first, g, cap, high);
+    return high;
   }
 
-  /// best = the larger of it and the scores for the R queries from g on.
+  /// high = the larger of it and the scores for the R queries from g on.
   template <int R>
-  void score_some(int64_t first, int64_t g, float cap, vec& best) const {
+  void score_some(int64_t first, int64_t g, float cap, vec& high) const {
     const int64_t ld = row_stride(rows.dim);
     vec products[2 * R][VL];
     for (int k = 0; k < VL; ++k) {
@@ -103,7 +112,7 @@ class RecallToken {
     }
     for (int r = 0; r < R; ++r) {
       const vec s = reduce<false>(products[2 * r]) + sqrtv(reduce<false>(products[2 * r + 1])) * DEVIATIONS;
-      best = vmax((cap > 0 ? capped(s, cap) : s) - attended.log_z[g + r], best);
+      high = vmax((cap > 0 ? capped(s, cap) : s) - attended.log_z[g + r], high);
     }
   }
 };

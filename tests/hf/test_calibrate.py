@@ -117,8 +117,10 @@ def test_calibrate_refuses_what_it_cannot_measure():
         calibrate(model, tokens(1, 100))
     with pytest.raises(ValueError, match="detach"):
         calibrate(attach(model, "nearfar"), tokens(1, 300))
+    with pytest.raises(ValueError, match="recall serves causal attention alone"):
+        calibrate(build("t5"), tokens(1, 300), recall=4)
     with pytest.raises(ValueError, match="relative position bias"):
-        calibrate(build("t5"), tokens(1, 300))
+        calibrate(build("udop"), tokens(1, 300))
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -59,6 +59,22 @@ def test_a_silent_layer_counts_nothing_and_gradients_of_weights_are_left_alone()
     assert not any(module.o_proj._forward_hooks for module in modules)
 
 
+def test_an_encoder_counts_by_what_the_decoder_reads_of_it():
+    model = build("t5")
+    found = measured_layers(model, biased=True)
+    modules = [module for _, module in found]
+    assert (layer_weights(model, tokens(1, 24), modules) > 0).all()
+    for name, module in found:
+        if "EncDec" in name:
+            module.o.weight.data.zero_()
+    weights = layer_weights(model, tokens(1, 24), modules)
+    assert {name for (name, _), weight in zip(found, weights, strict=True) if weight > 0} == {
+        "decoder.block.0.layer.0.SelfAttention",
+        "decoder.block.1.layer.0.SelfAttention",
+    }
+    assert float(weights.mean()) == pytest.approx(1)
+
+
 def test_an_encoder_has_no_loss():
     model = build("bert")
     assert layer_weights(model, tokens(1, 24), modules_of(model)).unique().tolist() == [1]

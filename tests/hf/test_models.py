@@ -12,8 +12,8 @@ from linattn import NearFar
 from linattn.hf import StateCache, attach, detach
 from linattn.hf.learned_sinks import Tokens, as_a_token
 
-DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss"]
-BIASED = ["gemma2", "bloom", "mpt"]  # capped logits, and ALiBi
+DECODERS = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "gpt2", "gpt_neox", "gpt_oss", "falcon"]
+BIASED = ["gemma2", "bloom", "mpt", "falcon_alibi", "falcon_grouped"]  # capped logits, and ALiBi
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *BIASED, "bert"])
@@ -47,7 +47,7 @@ def test_the_cache_gives_what_one_call_gives_token_by_token_and_in_chunks(family
         assert cache.get_seq_length() == 90
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss", *BIASED])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "gpt_oss", "falcon", *BIASED])
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}])
 def test_generate_with_the_cache_is_generate_without(family, options):
     model, ids = attach(build(family), NearFar(**KERNEL)), tokens(length=60)
@@ -123,7 +123,7 @@ def test_without_our_cache_the_whole_past_is_seen():
     torch.testing.assert_close(torch.cat([first, *rest], 1), whole, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["bart", "t5", "mt5", "umt5"])
+@pytest.mark.parametrize("family", ["bart", "t5", "mt5", "umt5", "switch", "longt5"])
 def test_encoder_decoder(family):
     model, source, target = build(family), tokens(2, 80), tokens(2, 60, seed=1)
     own = logits(model, source, decoder_input_ids=target)
@@ -137,6 +137,18 @@ def test_encoder_decoder(family):
     quick = model.generate(source, past_key_values=cache, **options)
     assert quick.shape == slow.shape
     assert (quick == slow).float().mean() > 0.9  # cross attention is exact for one query, compressed for forty
+
+
+def test_masks_that_hide_keys_in_any_form():
+    """Switch Transformers hands the padding of its encoder on as numbers that are added; Pop2Piano reads embeddings."""
+    source, target, mask = tokens(2, 40), tokens(2, 30, seed=1), torch.ones(2, 40, dtype=torch.long)
+    mask[0, 25:] = 0
+    for family in ("switch", "longt5", "pop2piano"):
+        model = build(family)
+        given = {"attention_mask": mask, "decoder_input_ids": target, "inputs_embeds": model.shared(source)}
+        with torch.no_grad():
+            own = model(**given).logits
+            torch.testing.assert_close(attach(model, NearFar(**WIDE))(**given).logits, own, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
@@ -202,9 +214,12 @@ def test_kernels_per_layer_and_budgets_per_head():
 
 
 def test_what_cannot_be_kept_is_refused():
-    with pytest.raises(ValueError, match="relative position bias"):
-        attach(build("pop2piano"), "nearfar")
-    for family, reason in (("t5", "relative position bias"), ("gemma2", "capped logits"), ("bloom", "ALiBi")):
+    with pytest.raises(
+        ValueError, match=r"a relative position bias other than T5's .*, which near/far has no form for"
+    ):
+        attach(build("udop"), "nearfar")
+    reasons = {"t5": "relative position bias", "gemma2": "capped logits", "bloom": "ALiBi", "falcon_alibi": "ALiBi"}
+    for family, reason in reasons.items():
         with pytest.raises(ValueError, match=reason):
             attach(build(family), "elu")
     odd = attach(build("gemma3", attn_logit_softcapping=3.0), "nearfar")  # transformers names that cap, and ignores it

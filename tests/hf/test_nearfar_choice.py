@@ -4,18 +4,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from hf_support import build, tokens
+from hf_support import build, cache, tokens
 from linattn import NearFar
 from linattn.hf import calibrate
 from linattn.hf.nearfar_choice import NearFarChoice
 
+__all__ = ["cache"]
+
 KERNEL = {"window": 16, "sinks": 2, "block": 8, "alpha": 0.2}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_nothing_is_measured_where_all_is_exact_or_slots_are_equal(cache):

@@ -5,18 +5,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from hf_support import build, logits, tokens
+from hf_support import KERNEL, build, cache, logits, tokens
 from linattn import NearFar
 from linattn.hf import Calibration, StateCache, attach, calibrate, detach
-from linattn.hf.self_calibration import own_text, parse_bytes, random_tokens
+from linattn.hf.self_calibration import find_or_calibrate, own_text, parse_bytes, random_tokens
 
-KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LINATTN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+__all__ = ["cache"]
 
 
 def kernels(model):
@@ -42,6 +36,13 @@ def test_measured_once_and_kept(cache, capsys):
         weight.data += 0.1 * torch.randn_like(weight)
     attach(model, NearFar(**KERNEL), mean_slots=24)  # other weights are another model
     assert "measured" in capsys.readouterr().err
+
+
+def test_an_encoder_decoder_is_measured_on_random_tokens(cache, capsys):
+    found = find_or_calibrate(build("t5"), NearFar(**KERNEL), mean_slots=24, length=300)
+    assert "on random tokens" in capsys.readouterr().err
+    assert len(found.budgets) == 6
+    assert 0 < found.mean_slots <= 24
 
 
 def test_a_calibration_beside_the_model_takes_precedence(tmp_path, capsys):

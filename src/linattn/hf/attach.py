@@ -9,13 +9,22 @@ from transformers import PreTrainedModel
 
 from ..kernels import Kernel, KernelName, resolve
 from ..nearfar import NearFar
-from .alibi import AlibiForward, is_alibi
 from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
 from .cache import refuse_unused_cache
-from .hybrids.layers import Replaced, linear_layers, replace_forward, serve
-from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
+from .hybrids.layers import Replaced, linear_layers, replace_forward, serve, unserved_layer
+from .modules import (
+    ByLayer,
+    attention_modules,
+    configs_of,
+    head_dim,
+    is_sliding,
+    of_layer,
+    refuse_unsupported,
+    set_interface,
+)
+from .own_softmax import InterfaceForward, has_own_softmax
 from .self_calibration import find_or_calibrate
 from .sharding import ShardInputs
 
@@ -36,9 +45,9 @@ class Attached:
 
 def attach(
     model: PreTrainedModel,
-    kernel: KernelLike | Mapping[int, KernelLike] | None = None,
+    kernel: KernelLike | ByLayer[KernelLike] | None = None,
     *,
-    budgets: Mapping[int, Sequence[int]] | None = None,
+    budgets: ByLayer[Sequence[int]] | None = None,
     mean_slots: int | None = None,
     memory: int | str | None = None,
 ) -> PreTrainedModel:
@@ -58,12 +67,14 @@ def attach(
     Args:
         model: a transformers model: a hybrid (Qwen3-Next, Kimi Linear, Mamba, ..), or any decoder (Llama, Qwen, Gemma, ..),
             encoder (BERT, ..) or both (BART, T5, ..). Layers with a sliding window keep their own attention, which is linear
-            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias and learned sinks (gpt-oss).
-        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer index to kernel, where layers
+            already. Near/far keeps capped logits (Gemma 2), ALiBi (BLOOM, MPT, Falcon), T5's position bias and learned sinks
+            (gpt-oss).
+        kernel: for softmax layers: one kernel or name for all of them, or a mapping from layer to kernel, where layers
             that are not listed keep their own attention. "nearfar" takes the calibration saved in the model's folder, if there
             is one. Every layer gets its own copy; constants of a kernel given by name are not part of the state_dict. A model
             without linear layers needs it.
-        budgets: layer index -> slots of each kv head, for a NearFar kernel; `calibrate` finds them.
+        budgets: layer -> slots of each kv head, for a NearFar kernel; `calibrate` finds them. A layer is named by its index, or
+            by its attention module: in encoder-decoder models several have the same index.
         mean_slots: for near/far, slots of a kv head on average. They go to the heads that need them, by the calibration
             saved beside the model or, if there is none, by one on a text that the model writes: minutes, once, and one line
             says so.
@@ -82,6 +93,10 @@ def attach(
     else:
         kernel = _read_kernel(model, kernel, budgets)
     if kernel is None and not linear:
+        if (other := unserved_layer(model)) is not None:
+            raise ValueError(
+                f"{type(model).__name__} is not served: the linear state of {other} has a rule that linattn does not compute."
+            )
         raise ValueError(
             f"{type(model).__name__} has no linear layers, and its softmax layers keep their own attention unless a kernel is "
             'named: pass kernel="nearfar" (softmax approximated with a state of bounded size) or another one.'
@@ -101,9 +116,9 @@ def attach(
 
 def _read_kernel(
     model: PreTrainedModel,
-    kernel: KernelLike | Mapping[int, KernelLike] | None,
-    budgets: Mapping[int, Sequence[int]] | None,
-) -> KernelLike | Mapping[int, KernelLike] | None:
+    kernel: KernelLike | ByLayer[KernelLike] | None,
+    budgets: ByLayer[Sequence[int]] | None,
+) -> KernelLike | ByLayer[KernelLike] | None:
     """The kernel argument, with the model's saved calibration for "nearfar"."""
     if kernel is None and budgets is not None:
         return NearFar()
@@ -115,8 +130,8 @@ def _read_kernel(
 
 def _attach_kernels(
     model: PreTrainedModel,
-    kernel: KernelLike | Mapping[int, KernelLike],
-    budgets: Mapping[int, Sequence[int]] | None,
+    kernel: KernelLike | ByLayer[KernelLike],
+    budgets: ByLayer[Sequence[int]] | None,
     attached: Attached,
 ) -> None:
     """Gives softmax layers their kernels, and notes in `attached` what was changed."""
@@ -128,8 +143,8 @@ def _attach_kernels(
     chosen = _choose_kernels(found, kernel, budgets)
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
-    if any(is_alibi(module) for _, module in found):
-        _attach_alibi(model, found, chosen, attached)
+    if any(has_own_softmax(module) for _, module in found):
+        _attach_own_softmax(model, found, chosen, attached)
     else:
         _attach_interface(model, found, chosen, attached)
     for name, module in found:
@@ -142,23 +157,21 @@ def _attach_kernels(
         attached.modules.append(module)
 
 
-def _attach_alibi(
+def _attach_own_softmax(
     model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
 ) -> None:
-    """BLOOM and MPT call no attention interface: all of their modules get a forward that does."""
+    """BLOOM, MPT and Falcon call no attention interface: all of their modules get a forward that does."""
     for config in configs_of(model):
         config._attn_implementation_internal = PADDING
     for _, module in found:
-        attached.replaced.append(replace_forward(module, AlibiForward(module, attend, CACHE)))
+        attached.replaced.append(replace_forward(module, InterfaceForward(module, attend, CACHE)))
         attached.layers |= {module.layer_idx} if module in chosen else set()
 
 
 def _attach_interface(
     model: PreTrainedModel, found: Sequence[tuple[str, Any]], chosen: Mapping[Any, Kernel], attached: Attached
 ) -> None:
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
-        raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
+    set_interface(model, NAME)
     for _, module in found:
         if not is_sliding(module) and (hook := PassCache.for_module(module)) is not None:
             attached.hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -167,11 +180,11 @@ def _attach_interface(
 
 def _found_budgets(
     model: PreTrainedModel,
-    kernel: KernelLike | Mapping[int, KernelLike] | None,
-    budgets: Mapping[int, Sequence[int]] | None,
+    kernel: KernelLike | ByLayer[KernelLike] | None,
+    budgets: ByLayer[Sequence[int]] | None,
     mean_slots: int | None,
     memory: int | str | None,
-) -> Mapping[int, KernelLike]:
+) -> ByLayer[KernelLike]:
     """Layer -> kernel, from a calibration that is saved, kept or made now."""
     kernel = None if kernel == "nearfar" else kernel
     if not (kernel is None or isinstance(kernel, NearFar)) or budgets is not None:
@@ -181,24 +194,33 @@ def _found_budgets(
 
 def _choose_kernels(
     found: Sequence[tuple[str, Any]],
-    kernel: KernelLike | Mapping[int, KernelLike],
-    budgets: Mapping[int, Sequence[int]] | None,
+    kernel: KernelLike | ByLayer[KernelLike],
+    budgets: ByLayer[Sequence[int]] | None,
 ) -> dict[Any, Kernel]:
     """Attention module -> its kernel, for the layers that get one."""
     chosen: dict[Any, Kernel] = {}
+    for given in (kernel, budgets):
+        _refuse_unknown(found, given)
     for name, module in found:
-        choice = kernel.get(module.layer_idx) if isinstance(kernel, Mapping) else kernel
+        choice = of_layer(kernel, name, module) if isinstance(kernel, Mapping) else kernel
         if choice is None or is_sliding(module):
             continue
         near_far = isinstance(choice, NearFar) or choice == "nearfar"
         refuse_unsupported(name, module, near_far=near_far)
-        own = _kernel_for(module, choice, budgets)
+        own = _kernel_for(module, choice, None if budgets is None else of_layer(budgets, name, module))
         chosen[module] = biases_of(name, module, found).given_to(own) if isinstance(own, NearFar) else own
     if not chosen:
         raise ValueError(
             "there is no layer to attach to: every attention layer has a sliding window, or none is named in `kernel`."
         )
     return chosen
+
+
+def _refuse_unknown(found: Sequence[tuple[str, Any]], given: object) -> None:
+    names = [name for name, _ in found]
+    unknown = [key for key in given if isinstance(key, str) and key not in names] if isinstance(given, Mapping) else []
+    if unknown:
+        raise ValueError(f"this model has no attention module {unknown[0]!r}: its first one is {names[0]!r}.")
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
@@ -220,7 +242,7 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[int]] | None) -> Kernel:
+def _kernel_for(module: Any, choice: KernelLike, slots: Sequence[int] | None) -> Kernel:
     """A layer's own kernel, on its device."""
     device = next(module.parameters()).device
     own = copy.deepcopy(resolve(choice, head_dim(module), device)).to(device)
@@ -228,10 +250,10 @@ def _kernel_for(module: Any, choice: KernelLike, budgets: Mapping[int, Sequence[
         for part in own.modules():  # recreated from the name
             for name, constant in list(part.named_buffers(recurse=False)):
                 part.register_buffer(name, constant, persistent=False)
-    if budgets is not None and module.layer_idx in budgets:
+    if slots is not None:
         if not isinstance(own, NearFar):
             raise ValueError(f"budgets are for NearFar kernels, not for {type(own).__name__}.")
-        own = own.with_slots(budgets[module.layer_idx])
+        own = own.with_slots(slots)
     if isinstance(own, NearFar) and hasattr(module, "sinks"):
         own.sinks += 1  # a learned sink is a token in front of the others
     return own

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -21,7 +20,7 @@ from ..functional.attention import attention
 from .biases import LayerBiases
 from .cache import StateCache, StateLayer
 from .eviction import Eviction
-from .exact import exact
+from .exact import exact, sdpa
 from .learned_sinks import Tokens, as_a_token
 from .modules import is_sliding
 
@@ -64,7 +63,8 @@ def attend(
         if sinks is not None or biases is not NO_BIASES:
             tokens = Tokens(query, key, value, None)
             return _exact(module, tokens, mask, attention_mask, dropout, scaling, sinks, biases), None
-        return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
+        return sdpa(module, query, key, value, mask, dropout, scaling, is_causal, **kwargs)
+    attention_mask = _hidden_keys(attention_mask)
     _refuse(module, attention_mask, dropout, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     key_mask = None if attention_mask is None else attention_mask[:, -key.shape[2] :].bool()
@@ -235,6 +235,21 @@ def _written(layer: Any, key: Tensor, value: Tensor, mask: Tensor | None) -> tup
     if mask is not None and mask.dim() == 2 and bool(mask.all()):
         mask = None  # transformers always makes one for static caches
     return key[:, :, :tokens], value[:, :, :tokens], mask
+
+
+def _hidden_keys(mask: Tensor | None) -> Tensor | None:
+    """A mask (batch, 1, 1, keys), also one that is added to scores, as (batch, keys); other masks as they are.
+
+    Switch Transformers makes such a mask itself.
+    """
+    if mask is None or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
+        return mask
+    if mask.dtype == torch.bool:
+        return mask[:, 0, 0]
+    shown = mask[:, 0, 0] == 0
+    if not bool((shown | (mask[:, 0, 0] <= torch.finfo(torch.float16).min)).all()):
+        return mask
+    return None if bool(shown.all()) else shown
 
 
 def _refuse(module: nn.Module, attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:

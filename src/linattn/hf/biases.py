@@ -1,4 +1,4 @@
-"""What a layer does to its scores before the softmax: capped logits (Gemma 2), ALiBi (BLOOM, MPT), T5's position bias."""
+"""What a layer does to its scores before the softmax: capped logits (Gemma 2), ALiBi (BLOOM, ..), T5's position bias."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from ..nearfar import NearFar
-from .alibi import slopes_of
+from .own_softmax import slopes_of
 
 # Classes of modules that read their relative position bias like T5: a table of buckets, of the module or of the first layer.
-BUCKETS = ("T5Attention", "MT5Attention", "UMT5Attention")
+BUCKETS = (
+    "T5Attention",
+    "MT5Attention",
+    "UMT5Attention",
+    "SwitchTransformersAttention",
+    "LongT5Attention",
+    "Pop2PianoAttention",
+)
 CROSS = "EncDecAttention"  # the name of their cross-attention, which has no bias
 
 

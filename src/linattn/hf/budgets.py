@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from .._files import write_json
 from .._tensor_files import read_tensors, write_tensors
 from ..nearfar import NearFar
+from .modules import Layer
 
 STEM = "linattn-budgets"
 RULE = 3  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
@@ -37,22 +38,22 @@ class Calibration:
         options: the choices measured for every head, cheapest first.
         errors: (layers, kv heads, options), |W_o (approximate - exact)|^2 / |W_o exact|^2 of a layer's output.
         weights: (layers,), how much the errors of each layer count (`importance.layer_weights`).
-        chosen: layer -> the option of each kv head.
+        chosen: layer -> the option of each kv head. A layer is named by its index or, in encoder-decoder models, by its module.
     """
 
     kernel: dict[str, float]
     options: list[Option]
     errors: Tensor
     weights: Tensor
-    chosen: dict[int, list[int]]
+    chosen: dict[Layer, list[int]]
 
     @property
-    def budgets(self) -> dict[int, list[int]]:
+    def budgets(self) -> dict[Layer, list[int]]:
         """Layer -> slots of each kv head."""
         return {layer: [self.options[i].slots for i in row] for layer, row in self.chosen.items()}
 
     @property
-    def recall(self) -> dict[int, list[int]]:
+    def recall(self) -> dict[Layer, list[int]]:
         """Layer -> blocks that each kv head recalls."""
         return {layer: [self.options[i].recall for i in row] for layer, row in self.chosen.items()}
 
@@ -71,7 +72,7 @@ class Calibration:
         """The measured kernel, with its default slots and recall."""
         return NearFar(**cast(Any, self.kernel))
 
-    def kernels(self) -> dict[int, NearFar]:
+    def kernels(self) -> dict[Layer, NearFar]:
         """Layer -> its kernel, for `attach`."""
         plain, budgets, recall = self.near_far(), self.budgets, self.recall
         return {layer: plain.with_slots(budgets[layer], recall[layer]) for layer in self.chosen}
@@ -86,7 +87,7 @@ class Calibration:
         options, errors = [options[i] for i in order], self.errors[..., [kept[i] for i in order]]
         weighted = errors * self.weights[:, None, None]
         rows = hand_out(weighted, [option.price for option in options], mean_slots)
-        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows, strict=False)))
+        return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows, strict=True)))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
@@ -110,7 +111,7 @@ class Calibration:
                     f"(linattn.hf.calibrate, or linattn fidelity --calibrate), or remove {STEM}.json."
                 )
             tensors, _ = read_tensors(path / f"{STEM}.safetensors")
-            chosen = {int(k): [int(i) for i in v] for k, v in content["chosen"].items()}
+            chosen = {int(k) if k.isdigit() else k: [int(i) for i in v] for k, v in content["chosen"].items()}
             options = [Option(**option) for option in content["options"]]
             return Calibration(content["kernel"], options, tensors["errors"], tensors["weights"], chosen)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:

@@ -12,20 +12,30 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..functional.attention import attention
 from ..nearfar import NearFar
-from .alibi import AlibiForward, is_alibi
 from .attention import PADDING
 from .biases import LayerBiases, biases_of
 from .budgets import RULE, Calibration, Option
+from .call import call_for
 from .exact import exact as exact_attention
+from .exact import sdpa
 from .hybrids.layers import replace_forward
 from .importance import layer_weights, output_layer
 from .learned_sinks import Tokens, as_a_token
-from .modules import attention_modules, configs_of, head_dim, is_sliding, refuse_unsupported
+from .modules import (
+    Layer,
+    attention_modules,
+    configs_of,
+    head_dim,
+    is_sliding,
+    layer_keys,
+    refuse_unsupported,
+    set_interface,
+)
+from .own_softmax import InterfaceForward, has_own_softmax
 from .unfinished import Unfinished
 
 _PROBE = "linattn_probe"
@@ -68,7 +78,7 @@ def calibrate(
     Args:
         model: a model without an attached kernel.
         input_ids: (passages, tokens) of a text. Errors are means over passages: several give budgets that serve other texts
-            better, and take as many times as long.
+            better, and take as many times as long. Both halves of an encoder-decoder read them.
         kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
@@ -85,7 +95,8 @@ def calibrate(
         Path(save).mkdir(parents=True, exist_ok=True)
     near_far = kernel or NearFar(recall_bits=8)
     ids = repeating(input_ids)
-    modules = [module for _, module in measured_layers(model, biased=True)]
+    found = measured_layers(model, biased=True)
+    modules = [module for _, module in found]
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
@@ -99,7 +110,7 @@ def calibrate(
     with tqdm(total=len(passages) * len(modules), desc="layers", disable=None if progress else True) as bar:
 
         def errors_of(number: int) -> Tensor:
-            def visit(layer: int, measure: Measure) -> Tensor:
+            def visit(layer: Layer, measure: Measure) -> Tensor:
                 name = f"{number}.{layer}"
                 row = done.rows[name] if name in done.rows else done.add(name, _try(near_far, options, ids, measure))
                 bar.update()
@@ -109,8 +120,8 @@ def calibrate(
 
         errors = torch.stack([errors_of(number) for number in range(len(passages))]).mean(0)
     weights = torch.stack([layer_weights(model, passage, modules) for passage in passages]).mean(0)
-    layers = [int(module.layer_idx) for module in modules]
-    result = Calibration(shape, options, errors, weights, {layer: [] for layer in layers}).with_mean(mean_slots)
+    chosen: dict[Layer, list[int]] = {layer: [] for layer in layer_keys(found)}
+    result = Calibration(shape, options, errors, weights, chosen).with_mean(mean_slots)
     if save is not None:
         result.save(save)
         done.finish()
@@ -160,19 +171,21 @@ def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measu
     return torch.stack(columns, -1)
 
 
-def measure_layers(model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Measure], Tensor]) -> list[Tensor]:
-    """The result of `visit(layer index, errors)` for every global attention layer, given exact inputs.
+def measure_layers(model: PreTrainedModel, ids: Tensor, visit: Callable[[Layer, Measure], Tensor]) -> list[Tensor]:
+    """The result of `visit(layer, errors)` for every global attention layer, given exact inputs.
 
     An error is |W_o (approximate - exact)|^2 / |W_o exact|^2, of one kv head's part in the numerator and of the whole layer
-    in the denominator.
+    in the denominator. Cross-attention is measured as `generate` runs it: by the state that the first query leaves.
     """
     modules = measured_layers(model, biased=True)
     biases = {module: biases_of(name, module, modules) for name, module in modules}
+    keys = {module: key for key, (_, module) in zip(layer_keys(modules), modules, strict=True)}
     rows: dict[int, Tensor] = {}
 
     def show(module: Any, query: Tensor, key: Tensor, value: Tensor, exact: Tensor, options: dict[str, Any]) -> None:
         H, G = key.shape[1], query.shape[1] // key.shape[1]
         sinks = options.pop("sinks")
+        attend = attention if options["is_causal"] or query.shape[2] == key.shape[2] else _cross_attention
         size_of = _sizes_by_head(module, H, G, value.shape[-1])
         total = size_of(exact, range(H)).sum()
 
@@ -185,22 +198,29 @@ def measure_layers(model: PreTrainedModel, ids: Tensor, visit: Callable[[int, Me
             if sinks is not None:
                 tokens = as_a_token(tokens, sinks[queries], options["scale"], True)
                 own = own.changed(sinks=own.sinks + 1)
-            out = attention(*tokens[:3], kernel=own, **options)[:, :, -query.shape[2] :]
+            out = attend(*tokens[:3], kernel=own, **options)[:, :, -query.shape[2] :]
             return size_of(out - exact[:, queries], heads) / total
 
-        rows[id(module)] = visit(module.layer_idx, measure)
+        rows[id(module)] = visit(keys[module], measure)
 
     with show_attention(model, show, biased=True), torch.inference_mode():
-        model(ids, **({} if model.config.is_encoder_decoder or not model.can_generate() else {"use_cache": False}))
+        model(**call_for(model, ids))
     return [rows[id(module)] for _, module in modules]
 
 
 def measured_layers(model: PreTrainedModel, *, biased: bool = False) -> list[tuple[str, Any]]:
-    """The global layers. biased: also those that cap or bias their scores, or have learned sinks, but not T5's."""
+    """The global layers. biased: also those that cap or bias their scores, or have learned sinks."""
     found = [(name, module) for name, module in attention_modules(model) if not is_sliding(module)]
     for name, module in found:
-        refuse_unsupported(name, module, near_far=biased and not hasattr(module, "has_relative_attention_bias"))
+        refuse_unsupported(name, module, near_far=biased)
     return found
+
+
+def _cross_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """By the state of the keys that a call with the first query returns."""
+    _, state = attention(query[:, :, :1], key, value, return_state=True, **options)
+    out, _ = attention(query, key[:, :, :0], value[:, :, :0], state=state, return_state=True, **options)
+    return out
 
 
 def _sizes_by_head(module: nn.Module, H: int, G: int, M: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
@@ -239,12 +259,12 @@ def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) 
     modules, replaced = measured_layers(model, biased=biased), []
     for _, module in modules:
         _shown_to[module] = show
-    if any(is_alibi(module) for _, module in modules):
-        replaced = [replace_forward(module, AlibiForward(module, _probe, "cache")) for _, module in modules]
+    if any(has_own_softmax(module) for _, module in modules):
+        replaced = [replace_forward(module, InterfaceForward(module, _probe, "cache")) for _, module in modules]
         for config in configs:
             config._attn_implementation_internal = PADDING
     else:
-        model.set_attn_implementation(_PROBE)
+        set_interface(model, _PROBE)
     found = attention_modules(model)
     for name, module in found if biased else []:
         _biases[module] = biases_of(name, module, found)
@@ -267,7 +287,7 @@ def _probe(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: A
     given = kwargs.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if given is None else given)
     if sinks is None and (biases is None or not biases.any):
-        out, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        out, weights = sdpa(module, query, key, value, mask, **kwargs)
     else:
         scale, weights = query.shape[-1] ** -0.5 if scale is None else scale, None
         if mask is None and causal:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from .attach import attach, detach
 from .cache import StateCache, own_tensors
 from .calibrate import Measure, measure_layers
 from .hybrids.layers import LIGHTNING, linear_layers
-from .modules import attention_modules
+from .modules import ByLayer, Layer, attention_modules
 
 CHUNK = 1024  # tokens that go through a language model at once
 
 # A kernel, or one for each layer, and its budgets; without a kernel only linear layers change. None is the model as it is.
-Choice = tuple[Kernel | KernelName | Mapping[int, Kernel] | None, Mapping[int, Sequence[int]] | None] | None
+Choice = tuple[Kernel | KernelName | ByLayer[Kernel] | None, ByLayer[Sequence[int]] | None] | None
 
 
 @dataclass
@@ -114,10 +114,11 @@ def cache_bytes(cache: Any) -> int:
     return sum(x.numel() * x.element_size() for layer in cache.layers for x in own_tensors(layer))
 
 
-def layer_errors(model: PreTrainedModel, ids: Tensor, kernel: NearFar | Mapping[int, NearFar]) -> list[float]:
+def layer_errors(model: PreTrainedModel, ids: Tensor, kernel: NearFar | ByLayer[NearFar]) -> list[float]:
     """Relative error of each attention layer's output, given exact inputs."""
 
-    def error(layer: int, measure: Measure) -> Tensor:
-        return measure(kernel if isinstance(kernel, NearFar) else kernel[layer], None)
+    def error(layer: Layer, measure: Measure) -> Tensor:
+        own = kernel if isinstance(kernel, NearFar) else cast(Mapping[Layer, NearFar], kernel)[layer]
+        return measure(own, None)
 
     return [float(row.sum().sqrt()) for row in measure_layers(model, ids, error)]

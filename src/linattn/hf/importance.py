@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .call import call_for
+
 TOKENS = 1024  # to measure on: the logits of a long text, and their gradients, are large
 
 
@@ -20,7 +22,7 @@ def layer_weights(model: PreTrainedModel, ids: Tensor, modules: Sequence[nn.Modu
     where a module does not show its output matrix.
     """
     outputs = [output_layer(module) for module in modules]
-    if not model.can_generate() or model.config.is_encoder_decoder or any(layer is None for layer in outputs):
+    if not model.can_generate() or any(layer is None for layer in outputs):
         return torch.ones(len(modules))
     found: dict[Any, Tensor] = {}
 
@@ -30,7 +32,7 @@ def layer_weights(model: PreTrainedModel, ids: Tensor, modules: Sequence[nn.Modu
     hooks = [layer.register_forward_hook(keep) for layer in outputs if layer is not None]
     try:
         with torch.enable_grad():
-            logits = model(ids[:, :TOKENS], use_cache=False).logits[0].float()
+            logits = model(**call_for(model, ids[:, :TOKENS])).logits[0].float()
             drawn = torch.multinomial(logits.detach().softmax(-1).cpu(), 1, generator=torch.Generator().manual_seed(0))
             loss = nn.functional.cross_entropy(logits, drawn[:, 0].to(logits.device), reduction="sum")
             tensors = [found[layer] for layer in outputs]
@@ -48,7 +50,7 @@ def layer_weights(model: PreTrainedModel, ids: Tensor, modules: Sequence[nn.Modu
 
 def output_layer(module: Any) -> Any:
     """The layer that mixes the heads of an attention module, where it has one; else None."""
-    for name in ("o_proj", "out_proj", "dense", "c_proj"):
+    for name in ("o_proj", "out_proj", "dense", "c_proj", "o"):
         layer = getattr(module, name, None)
         if layer is not None and hasattr(layer, "weight"):
             return layer

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from ..nearfar import NearFar
 from .budgets import Calibration
+from .modules import Layer
 from .self_calibration import LENGTH, find_or_calibrate
 
 LONGEST = 8192  # tokens to measure on, at most: more take long
@@ -29,7 +30,7 @@ class NearFarChoice:
     calibration: str | None = None
     equal_slots: bool = False
 
-    def kernels(self, model: PreTrainedModel, length: int | None = None) -> NearFar | dict[int, NearFar]:
+    def kernels(self, model: PreTrainedModel, length: int | None = None) -> NearFar | dict[Layer, NearFar]:
         """One kernel, or one for each layer, measured now if need be.
 
         length: tokens that will be read and written, if that is known.

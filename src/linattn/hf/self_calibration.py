@@ -1,8 +1,8 @@
 """Budgets without a text: `attach(model, kernel="nearfar", mean_slots=192)` measures the model on a text of its own.
 
 A language model writes the text: eight samples side by side, which `calibrate` makes repeat each other, so that heads that copy
-show. An encoder is measured on random tokens. The result is kept in the cache folder, so that a model is measured once. A
-calibration on a text (`linattn.hf.calibrate`) takes precedence where it was saved beside the model.
+show. Encoders and encoder-decoders are measured on random tokens. The result is kept in the cache folder, so that a model is
+measured once. A calibration on a text (`linattn.hf.calibrate`) takes precedence where it was saved beside the model.
 """
 
 import hashlib
@@ -126,11 +126,12 @@ def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int, leng
     if (folder / "linattn-budgets.json").is_file():
         return Calibration.load(folder)
     start = time.perf_counter()
-    text = own_text if model.can_generate() and not model.config.is_encoder_decoder else random_tokens
+    writes = model.can_generate() and not model.config.is_encoder_decoder
+    kind, text = ("a text that the model wrote", own_text) if writes else ("random tokens", random_tokens)
     ids = text(model, length)
     found = calibrate(model, ids, 192, kernel=kernel, recall=recall, save=folder, say=None)
     print(
-        f"linattn: measured which heads need slots, on a text that the model wrote ({time.perf_counter() - start:.0f} s), "
+        f"linattn: measured which heads need slots, on {kind} ({time.perf_counter() - start:.0f} s), "
         f"kept in {folder}; linattn.hf.calibrate measures on a text of yours.",
         file=sys.stderr,
     )

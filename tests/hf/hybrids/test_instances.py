@@ -1,6 +1,7 @@
 """attach changes one model, not its class: threads, copies, files, graphs; packed sequences; softmax layers of a hybrid."""
 
 import copy
+import importlib
 import pickle
 import threading
 
@@ -13,6 +14,7 @@ from hybrid_support import build_hybrid, own
 from linattn import NearFar
 from linattn.functional import routing
 from linattn.hf import StateCache, attach, describe, detach
+from linattn.hf.hybrids.norms import NormForward
 from linattn.hf.hybrids.packing import packed_bounds
 
 transformers.logging.set_verbosity_error()
@@ -73,7 +75,9 @@ def test_a_compiled_model_is_the_same_and_stays_served(family):
     assert any("linattn" in node for node in nodes)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "kimi_linear", "bamba", "zamba2", "lfm2", "minimax"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_next", "olmo_hybrid", "kimi_linear", "bamba", "zamba2", "lfm2", "lfm3", "minimax"]
+)
 def test_packed_sequences_are_kept_apart(family):
     model, ids = attach(build_hybrid(family)), tokens(1, sum(LENGTHS))
     parts = ids.split(LENGTHS, dim=1)
@@ -99,7 +103,7 @@ def test_packed_sequences_of_mamba_layers():
 
 
 def test_a_kernel_for_the_softmax_layers_of_a_hybrid():
-    for family in ("qwen3_next", "bamba", "falcon_h1"):
+    for family in ("qwen3_next", "bamba", "falcon_h1", "lfm3"):
         ids, model = tokens(2, 60), attach(build_hybrid(family), NearFar(**WIDE))
         near(logits(model, ids), logits(own(family), ids))
         detach(model)
@@ -113,6 +117,43 @@ def test_a_kernel_for_the_softmax_layers_of_a_hybrid():
         held = cache.nbytes
         logits(model, tokens(2, 30, seed=3), past_key_values=cache)
         assert cache.nbytes == held  # nothing grows
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("qwen4_exp", "an indexer"),
+        ("glm5_next", "an indexer"),
+        ("inkling", "depends on the query"),
+        ("inkling2", "query"),
+    ],
+)
+def test_softmax_layers_that_no_kernel_has_a_form_for(family, reason):
+    model, ids = build_hybrid(family), tokens(2, 20)
+    for kernel in ("nearfar", "elu"):
+        with pytest.raises(ValueError, match=f"cannot attach to .*: it has .*{reason}"):
+            attach(model, kernel)
+    assert torch.equal(logits(model, ids), logits(own(family), ids))
+
+
+def test_linear_states_of_other_rules_are_named():
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3}
+    rwkv = transformers.RwkvConfig(**sizes)
+    griffin = transformers.RecurrentGemmaConfig(**sizes, intermediate_size=48, num_attention_heads=4, lru_width=32)
+    for config, name in ((rwkv, "RwkvSelfAttention"), (griffin, "RecurrentGemmaRecurrentBlock")):
+        with pytest.raises(ValueError, match=f"is not served: the linear state of {name}"):
+            attach(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def test_a_gated_norm_rounds_as_its_family_does():
+    """In bfloat16: Kimi's weight stays in float32, Qwen's does not."""
+    x, gate = (torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2))
+    for family, name in (("kimi_linear", "KimiLinear"), ("qwen4_exp", "Qwen4ExpText"), ("glm5_next", "Glm5NextText")):
+        modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        norm = getattr(modeling, f"{name}RMSNormGated")(64, activation="sigmoid").bfloat16()
+        with torch.no_grad():
+            norm.weight.uniform_(0.5, 1.5)
+            assert torch.equal(NormForward(norm)(x, gate), norm(x, gate))
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "mamba2", "mamba"])  # experts have no float64

@@ -41,7 +41,7 @@ def served(monkeypatch):
 def test_prompts_of_every_family(family, served):
     ids = tokens(2, 37)
     near(logits(attach(build_hybrid(family)), ids), logits(own(family), ids))
-    assert served
+    assert served or family in ("inkling", "inkling2")  # short convolutions alone
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])

@@ -12,7 +12,7 @@ from .delta import delta_rule
 from .forward import EngineForward
 from .projections import project_in_order
 
-CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
+CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
 
 class Projections(NamedTuple):
@@ -26,7 +26,7 @@ class Projections(NamedTuple):
 
 
 class DeltaNetForward(EngineForward):
-    """Stands in for `forward` on one gated delta net of Qwen3-Next or Qwen3.5."""
+    """Stands in for `forward` on one gated delta net of Qwen3-Next, Qwen3.5 or Qwen4-Exp."""
 
     def __call__(
         self,

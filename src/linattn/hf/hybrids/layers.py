@@ -20,6 +20,7 @@ RULES = {
     "causal_conv1d_fn": "short convolution",
 }
 LIGHTNING = "lightning attention"
+UNSERVED = ("RwkvSelfAttention", "xLSTMBlock", "RecurrentGemmaRecurrentBlock")  # linear states of other rules
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ def linear_layers(model: nn.Module) -> list[LinearLayer]:
         if rule is not None:
             found.append(LinearLayer(name, module, rule))
     return found
+
+
+def unserved_layer(model: nn.Module) -> str | None:
+    """The class of a layer with a linear state that no rule here computes, if the model has one."""
+    return next((name for module in model.modules() if (name := type(module).__name__) in UNSERVED), None)
 
 
 def serve(layer: LinearLayer) -> list[Replaced]:

@@ -23,8 +23,9 @@ def options_of(norm: nn.Module) -> dict[str, Any] | None:
     own: Any = norm
     if hasattr(norm, "activation"):
         sigmoid = ACTIVATIONS.get(own.activation)
-        # Kimi's norms, which have a sigmoid, keep the weight in float32.
-        return None if sigmoid is None else {"sigmoid": sigmoid, "wide_weight": sigmoid}
+        # Kimi's norms, which have a sigmoid, keep the weight in float32; Qwen's never do.
+        wide = sigmoid and not type(norm).__name__.startswith("Qwen")
+        return None if sigmoid is None else {"sigmoid": sigmoid, "wide_weight": wide}
     size = own.weight.shape[0]
     groups = size // own.group_size if hasattr(norm, "group_size") else getattr(norm, "n_groups", 1)
     first = not getattr(norm, "norm_before_gate", False)

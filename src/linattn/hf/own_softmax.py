@@ -1,4 +1,4 @@
-"""BLOOM and MPT, whose attention modules compute ALiBi themselves: a forward that calls the attention function instead."""
+"""BLOOM, MPT and Falcon, whose attention modules compute softmax themselves: a forward that calls the attention function."""
 
 import sys
 from collections.abc import Callable
@@ -8,28 +8,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
-CLASSES = ("BloomAttention", "MptAttention")
+CLASSES = ("BloomAttention", "MptAttention", "FalconAttention")
+Tokens = tuple[Tensor, Tensor, Tensor]
 
 
-def is_alibi(module: nn.Module) -> bool:
+def has_own_softmax(module: nn.Module) -> bool:
     return type(module).__name__ in CLASSES
 
 
 def slopes_of(module: Any) -> Tensor | None:
-    """(heads), as the model itself computes them; None for other modules."""
-    if not is_alibi(module):
+    """(heads), of ALiBi, as the model itself computes them; None for modules without it."""
+    kind = type(module).__name__
+    if not has_own_softmax(module) or (kind == "FalconAttention" and not module.config.alibi):
         return None
     code: Any = sys.modules[type(module).__module__]
-    if type(module).__name__ == "BloomAttention":
-        bias = code.build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)
-    else:
+    if kind == "MptAttention":
         bias = code.build_mpt_alibi_tensor(module.n_heads, 2)
+    else:
+        bias = code.build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)
     slopes: Tensor = bias[:, 0, 1] - bias[:, 0, 0]
-    return slopes
+    return slopes * module.inv_norm_factor if kind == "FalconAttention" else slopes
 
 
-class AlibiForward:
-    """Stands in for `forward` on one module of BLOOM or MPT; the class, and so every other model, keeps its own.
+class InterfaceForward:
+    """Stands in for `forward` on one of these modules; the class, and so every other model, keeps its own.
 
     function: called like transformers' attention functions. cache: the name of the keyword that brings the cache to it.
     """
@@ -39,9 +41,8 @@ class AlibiForward:
         self.function, self.cache = function, cache
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if type(self.module).__name__ == "BloomAttention":
-            return self._bloom(hidden_states, *args, **kwargs)
-        return self._mpt(hidden_states, *args, **kwargs)
+        kinds: tuple[Callable[..., Any], ...] = (self._bloom, self._mpt, self._falcon)
+        return dict(zip(CLASSES, kinds, strict=True))[type(self.module).__name__](hidden_states, *args, **kwargs)
 
     def _bloom(
         self,
@@ -80,9 +81,34 @@ class AlibiForward:
         out = self._attend((query, key, value), attention_mask, past_key_values, module.softmax_scale, dropout)
         return module.out_proj(out), None
 
-    def _attend(
-        self, tokens: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, cache: Any, scale: float, dropout: float
-    ) -> Tensor:
+    def _falcon(
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None = None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        module = self.module
+        # Heads lie in groups of query heads, their key and their value; one group for multi-query attention.
+        grouped = module.query_key_value(hidden_states).unflatten(2, (module.num_kv_heads, -1, module.head_dim))
+        query, key, value = (
+            x.transpose(1, 2) for x in (grouped[..., :-2, :].flatten(2, 3), *grouped[..., -2:, :].unbind(3))
+        )
+        dropout = 0.0
+        if alibi is not None:
+            dropout = module.attention_dropout.p if module.training else 0.0
+        elif position_embeddings is not None:
+            code: Any = sys.modules[type(module).__module__]
+            query, key = code.apply_rotary_pos_emb(query, key, *position_embeddings)
+        out = self._attend((query, key, value), attention_mask, layer_past, module.inv_norm_factor, dropout)
+        return module.dense(out), None
+
+    def _attend(self, tokens: Tokens, mask: Tensor | None, cache: Any, scale: float, dropout: float) -> Tensor:
         """(B, L, heads * dim)."""
         query, key, value = tokens
         if cache is not None:

@@ -1,0 +1,28 @@
+"""The call by which a model reads a text."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def call_for(model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
+    """Keyword arguments of the call that reads (1, tokens) without a cache.
+
+    The decoder of an encoder-decoder reads the same text after its start token. It leaves out the last token: with as many
+    queries as keys, cross-attention would be taken for self-attention.
+    """
+    options: dict[str, Any] = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        options["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], _start(model)), ids[:, :-2]], 1)
+    if model.can_generate():
+        options["use_cache"] = False
+    return options
+
+
+def _start(model: PreTrainedModel) -> int:
+    """The token that a decoder starts with."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    found = (getattr(config, name, None) for config in (model.config, model.generation_config) for name in names)
+    return next((token for token in found if isinstance(token, int)), 0)
