@@ -13,7 +13,7 @@ from .attention import CACHE, NAME, PADDING, PassCache, attend
 from .biases import biases_of
 from .budgets import Calibration
 from .cache import refuse_unused_cache
-from .hybrids.layers import Replaced, linear_layers, replace_forward, serve, unserved_layer
+from .hybrids.layers import linear_layers, serve, unserved_layer
 from .modules import (
     ByLayer,
     attention_modules,
@@ -25,6 +25,8 @@ from .modules import (
     set_interface,
 )
 from .own_softmax import InterfaceForward, has_own_softmax
+from .projections import serve_projections
+from .replaced import Replaced, replace_forward
 from .self_calibration import find_or_calibrate
 from .sharding import ShardInputs
 
@@ -106,6 +108,7 @@ def attach(
         _attach_kernels(model, kernel, budgets, attached)
     for layer in linear:
         attached.replaced += serve(layer)
+    attached.replaced += serve_projections(model)
     attached.hooks.append(model.register_forward_pre_hook(refuse_unused_cache, with_kwargs=True))
     sharding = ShardInputs()
     attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))

@@ -22,7 +22,6 @@ from .budgets import RULE, Calibration, Option
 from .call import call_for
 from .exact import exact as exact_attention
 from .exact import sdpa
-from .hybrids.layers import replace_forward
 from .importance import layer_weights, output_layer
 from .learned_sinks import Tokens, as_a_token
 from .modules import (
@@ -36,6 +35,7 @@ from .modules import (
     set_interface,
 )
 from .own_softmax import InterfaceForward, has_own_softmax
+from .replaced import replace_forward
 from .unfinished import Unfinished
 
 _PROBE = "linattn_probe"

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..projections import project_in_order
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
-from .projections import project_in_order
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 

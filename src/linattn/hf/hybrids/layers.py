@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..replaced import Replaced, replace_forward
 from . import delta_net, mamba2, minimax
 from .forward import EngineForward, ScanForward, functions_called
 from .norms import NormForward, options_of
-from .projections import LinearForward
 
 # Which function tells a rule, in the order in which they are asked for.
 RULES = {
@@ -41,21 +41,6 @@ class LinearLayer:
         return 4 * _rule_numbers(self.rule, self.module) + _conv_bytes(self.module)
 
 
-@dataclass
-class Replaced:
-    """One attribute that `serve` put in the way of a module's own, and what was there before."""
-
-    module: Any
-    attribute: str
-    before: Any
-
-    def restore(self) -> None:
-        if self.before is None:
-            delattr(self.module, self.attribute)
-        else:
-            setattr(self.module, self.attribute, self.before)
-
-
 def linear_layers(model: nn.Module) -> list[LinearLayer]:
     """The layers that call one of the functions of transformers' linear layers, and those of MiniMax."""
     found = []
@@ -74,13 +59,11 @@ def unserved_layer(model: nn.Module) -> str | None:
 
 
 def serve(layer: LinearLayer) -> list[Replaced]:
-    """Puts our forward on the module, and on its projections and gated norm."""
+    """Puts our forward on the module, and on its gated norm."""
     replaced = [replace_forward(layer.module, _forward_kind(layer)(layer.module))]
     for child in layer.module.children():
         if options_of(child) is not None:
             replaced.append(replace_forward(child, NormForward(child)))
-        elif type(child) is nn.Linear:
-            replaced.append(replace_forward(child, LinearForward(child)))
     return replaced
 
 
@@ -91,14 +74,6 @@ def _forward_kind(layer: LinearLayer) -> Any:
     if name in mamba2.CLASSES:
         return mamba2.Mamba2Forward
     return {LIGHTNING: minimax.LightningForward, "Mamba-1 scan": ScanForward}.get(layer.rule, EngineForward)
-
-
-def replace_forward(module: nn.Module, forward: Any) -> Replaced:
-    """accelerate's hooks, where a module has them, call _old_forward."""
-    attribute = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
-    before = module.__dict__.get(attribute)
-    setattr(module, attribute, forward)
-    return Replaced(module, attribute, before)
 
 
 def _rule_numbers(rule: str, module: Any) -> int:

@@ -6,12 +6,11 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from hf_support import logits, tokens
+from hf_support import build, logits, tokens
 from hybrid_support import FAMILIES, build_hybrid, own
 from linattn.engines.native import mixer
-from linattn.hf import attach
-from linattn.hf.hybrids import projections
-from linattn.hf.hybrids.projections import LinearForward, native_form
+from linattn.hf import attach, detach, projections
+from linattn.hf.projections import LinearForward, native_form
 from native_support import needs_native
 
 transformers.logging.set_verbosity_error()
@@ -24,7 +23,7 @@ def near(found, expected, bound=1e-4):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Prompts of 20 rows take the native product on every processor; the list has an entry for each call."""
+    """Prompts of 20 rows and small weights take the native products on every processor; an entry for each call of a prompt."""
     calls, many = [], mixer.project_many
 
     def counted(*args):
@@ -32,6 +31,7 @@ def served(monkeypatch):
         return many(*args)
 
     monkeypatch.setattr(projections, "MANY_ROWS", 20)
+    monkeypatch.setattr(projections, "LEAST_WEIGHTS", 0)
     monkeypatch.setattr(mixer, "project_many_wins", lambda: True)
     monkeypatch.setattr(mixer, "project_many", counted)
     return calls
@@ -41,7 +41,17 @@ def served(monkeypatch):
 def test_prompts_of_every_family(family, served):
     ids = tokens(2, 37)
     near(logits(attach(build_hybrid(family)), ids), logits(own(family), ids))
-    assert served or family in ("inkling", "inkling2")  # short convolutions alone
+    assert served
+
+
+def test_softmax_models_with_a_kernel_too(served):
+    model, ids = build("llama"), tokens(2, 37)
+    expected = logits(model, ids)
+    near(logits(attach(model, "nearfar"), ids), expected)
+    assert served
+    detach(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert torch.equal(logits(model, ids), expected)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
@@ -108,6 +118,16 @@ def test_compiled_layers_and_gradients_take_torchs(served):
         compiled = torch.compile(linear, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), F.linear(x, linear.weight, linear.bias))
     assert not served
+
+
+def test_small_weights_and_large_outputs_take_torchs(served, monkeypatch):
+    x, weight = torch.randn(30, 8), torch.randn(5, 8)
+    monkeypatch.setattr(projections, "LEAST_WEIGHTS", 41)
+    monkeypatch.setattr(projections, "MOST_OUTPUTS", 149)
+    assert native_form(x[:1], weight, None) is None
+    assert native_form(x, weight, None) is None
+    assert native_form(x[:1], torch.randn(6, 8), None) is mixer.project
+    assert native_form(x[:29], weight, None) is mixer.project_many
 
 
 def test_processors_where_torch_is_as_fast_keep_its_product(served, monkeypatch):

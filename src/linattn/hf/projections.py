@@ -7,11 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...engines.native import available, mixer
-from ...engines.native.plans import eligible
+from ..engines.native import available, mixer
+from ..engines.native.plans import eligible
+from .replaced import Replaced, replace_forward
 
 FEW_ROWS = 2  # at most; torch's matrix product is as fast for more
+LEAST_WEIGHTS = 2**20  # for few rows; with fewer, deciding takes as long as is gained
 MANY_ROWS = 512  # at least; with fewer, reordering the weights costs more than it gains
+MOST_OUTPUTS = (
+    2**25
+)  # in all: the engine keeps the memory of its outputs, which for logits of a whole prompt is too much
+
+
+def serve_projections(model: nn.Module) -> list[Replaced]:
+    """Puts our forward on every nn.Linear; on those of a subclass, which may be quantized, it does not."""
+    return [replace_forward(module, LinearForward(module)) for module in model.modules() if type(module) is nn.Linear]
 
 
 class LinearForward:
@@ -44,10 +54,13 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
 
 def native_form(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor] | None:
     """The native product that serves this call of F.linear faster than torch, or None."""
-    inputs = weight.shape[1]
-    if x.shape[-1] != inputs or FEW_ROWS * inputs < x.numel() < MANY_ROWS * inputs or not _served(x, weight, bias):
+    outputs, inputs = weight.shape
+    rows = x.numel() // max(1, inputs)
+    few = rows <= FEW_ROWS and weight.numel() >= LEAST_WEIGHTS
+    many = rows >= MANY_ROWS and rows * outputs <= MOST_OUTPUTS
+    if not (few or many) or x.shape[-1] != inputs or not _served(x, weight, bias):
         return None
-    if x.numel() <= FEW_ROWS * inputs:
+    if few:
         return mixer.project
     return mixer.project_many if mixer.project_many_wins() else None
 
