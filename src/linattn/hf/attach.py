@@ -57,7 +57,8 @@ def attach(
 
     Linear layers (gated delta rule, Kimi delta attention, Mamba-1 and -2, lightning attention, short convolutions) compute what
     they did before, much faster on a CPU. Softmax layers keep their own attention unless `kernel` names another one, which
-    approximates or replaces softmax. No weight changes. `describe` shows what was done.
+    approximates or replaces softmax. nn.Linear takes the engine's matrix product where that is faster. No weight changes.
+    `describe` shows what was done.
 
     >>> import transformers, linattn
     >>> config = transformers.Mamba2Config(vocab_size=60, hidden_size=32, num_heads=8, head_dim=8, num_hidden_layers=1)
