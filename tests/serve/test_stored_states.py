@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linattn.serve import caches, snapshots, thinning
+from linattn.serve import caches, snapshots, state_folder, thinning
 from linattn.serve.prefix_store import PrefixStore
 from linattn.serve.saved_states import SavedStates
 from linattn.serve.snapshots import MismatchError, Snapshot
@@ -117,7 +117,8 @@ def test_memory_is_counted_once_and_kept_in_the_budget(kernel):
     assert store.find([4, *TOKENS, 1]).length == 301
 
 
-def test_what_leaves_memory_goes_to_files_and_comes_back(tmp_path):
+def test_what_leaves_memory_goes_to_files_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_folder, "MOST_PENDING", 1000)  # a slow disk drops nothing here
     model = served(kernel="nearfar")
     texts = [text_of(i, 200) for i in range(4)]
     made = service(model, folder=tmp_path, memory=1)
