@@ -1,5 +1,6 @@
 """OpenAI's own client against a running server process, and what the server refuses."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -233,17 +234,21 @@ def test_metrics_and_logs_are_without_words(http, server):
     assert not any(secret in line for line in server.lines)
 
 
-def test_a_client_that_leaves_is_not_worked_for(http):
-    """Streamed and not."""
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_not_worked_for(http, stream):
     before = _metric(http, "linattn_cancelled_total")
-    for stream in (True, False):
-        body = {"prompt": text_of(10 + stream, 3000), "max_tokens": 64, "stream": stream}
-        with pytest.raises(httpx.TimeoutException):
-            http.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.02))
-    end = time.monotonic() + 60
-    while _metric(http, "linattn_cancelled_total") < before + 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert _metric(http, "linattn_cancelled_total") == before + 2
+    for attempt, patience in enumerate(
+        (0.02, 0.05, 0.1, 0.2, 0.4)
+    ):  # a busy server may not have begun when the client leaves
+        body = {"prompt": text_of(10 + 2 * attempt + stream, 3000), "max_tokens": 64, "stream": stream}
+        with contextlib.suppress(httpx.TimeoutException):
+            http.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=patience))
+        end = time.monotonic() + 6
+        while _metric(http, "linattn_cancelled_total") == before and time.monotonic() < end:
+            time.sleep(0.05)
+        if _metric(http, "linattn_cancelled_total") > before:
+            break
+    assert _metric(http, "linattn_cancelled_total") > before
     assert http.get("/v1/status").json()["running"] == 0
 
 
