@@ -109,7 +109,7 @@ def attach(
         _attach_kernels(model, kernel, budgets, attached)
     for layer in linear:
         attached.replaced += serve(layer)
-    attached.replaced += serve_projections(model)
+    attached.replaced += serve_projections(model, [layer.module for layer in linear])
     attached.hooks.append(model.register_forward_pre_hook(refuse_unused_cache, with_kwargs=True))
     sharding = ShardInputs()
     attached.hooks.append(model.register_forward_pre_hook(sharding.before, with_kwargs=True))

@@ -1,6 +1,6 @@
 """Projections: for one token or two, where reading the weights is all the work, and for prompts, where arithmetic is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,27 +12,30 @@ from ..engines.native.plans import eligible
 from .replaced import Replaced, replace_forward
 
 FEW_ROWS = 2  # at most; torch's matrix product is as fast for more
-LEAST_WEIGHTS = 2**20  # for few rows; with fewer, deciding takes as long as is gained
+LEAST_WEIGHTS = 2**20  # for few rows, outside of linear layers; with fewer, deciding takes as long as is gained
 MANY_ROWS = 512  # at least; with fewer, reordering the weights costs more than it gains
 MOST_OUTPUTS = (
     2**25
 )  # in all: the engine keeps the memory of its outputs, which for logits of a whole prompt is too much
 
 
-def serve_projections(model: nn.Module) -> list[Replaced]:
+def serve_projections(model: nn.Module, linear_layers: Iterable[nn.Module] = ()) -> list[Replaced]:
     """Puts our forward on every nn.Linear; on those of a subclass, which may be quantized, it does not."""
-    return [replace_forward(module, LinearForward(module)) for module in model.modules() if type(module) is nn.Linear]
+    always = {child for layer in linear_layers for child in layer.children()}  # for few rows, whatever their size
+    found = [module for module in model.modules() if type(module) is nn.Linear]
+    return [replace_forward(module, LinearForward(module, few=module in always)) for module in found]
 
 
 class LinearForward:
     """Stands in for `forward` on one nn.Linear."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, few: bool = False):
         self.module: Any = module
+        self.few = few
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        form = native_form(x, weight, bias)
+        form = native_form(x, weight, bias, self.few)
         if form is None:
             return F.linear(x, weight, bias)
         return form(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
@@ -52,11 +55,11 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
     return mixer.project_many(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
 
 
-def native_form(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor] | None:
-    """The native product that serves this call of F.linear faster than torch, or None."""
+def native_form(x: Tensor, weight: Tensor, bias: Tensor | None, few: bool = False) -> Callable[..., Tensor] | None:
+    """The native product that serves this call of F.linear faster than torch, or None. few: few rows of small weights too."""
     outputs, inputs = weight.shape
     rows = x.numel() // max(1, inputs)
-    few = rows <= FEW_ROWS and weight.numel() >= LEAST_WEIGHTS
+    few = rows <= FEW_ROWS and (few or weight.numel() >= LEAST_WEIGHTS)
     many = rows >= MANY_ROWS and rows * outputs <= MOST_OUTPUTS
     if not (few or many) or x.shape[-1] != inputs or not _served(x, weight, bias):
         return None
