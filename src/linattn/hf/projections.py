@@ -23,19 +23,19 @@ def serve_projections(model: nn.Module, linear_layers: Iterable[nn.Module] = ())
     """Puts our forward on every nn.Linear; on those of a subclass, which may be quantized, it does not."""
     always = {child for layer in linear_layers for child in layer.children()}  # for few rows, whatever their size
     found = [module for module in model.modules() if type(module) is nn.Linear]
-    return [replace_forward(module, LinearForward(module, few=module in always)) for module in found]
+    return [replace_forward(module, LinearForward(module, small=module in always)) for module in found]
 
 
 class LinearForward:
     """Stands in for `forward` on one nn.Linear."""
 
-    def __init__(self, module: nn.Module, few: bool = False):
+    def __init__(self, module: nn.Module, small: bool = False):
         self.module: Any = module
-        self.few = few
+        self.small = small
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        form = native_form(x, weight, bias, self.few)
+        form = native_form(x, weight, bias, self.small)
         if form is None:
             return F.linear(x, weight, bias)
         return form(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
@@ -55,11 +55,11 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
     return mixer.project_many(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
 
 
-def native_form(x: Tensor, weight: Tensor, bias: Tensor | None, few: bool = False) -> Callable[..., Tensor] | None:
-    """The native product that serves this call of F.linear faster than torch, or None. few: few rows of small weights too."""
+def native_form(x: Tensor, weight: Tensor, bias: Tensor | None, small: bool = False) -> Callable[..., Tensor] | None:
+    """The native product that serves this call of F.linear faster than torch, or None. small: small weights too."""
     outputs, inputs = weight.shape
     rows = x.numel() // max(1, inputs)
-    few = rows <= FEW_ROWS and (few or weight.numel() >= LEAST_WEIGHTS)
+    few = rows <= FEW_ROWS and (small or weight.numel() >= LEAST_WEIGHTS)
     many = rows >= MANY_ROWS and rows * outputs <= MOST_OUTPUTS
     if not (few or many) or x.shape[-1] != inputs or not _served(x, weight, bias):
         return None
