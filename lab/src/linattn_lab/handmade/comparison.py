@@ -89,13 +89,11 @@ def _about_projections(c: Comparison) -> list[str]:
     for name in ("K", "Q"):
         alike = c.correlation[name]
         word = "agree" if alike is not None and alike > 0.95 else "differ"
-        lines.append(
-            f"{name}: hand and learned {_by(alike)}: they {word}, and need not agree, because a change of basis of K and Q "
-            "together leaves every score alone."
-        )
+        lines.append(f"{name}: hand and learned {_by(alike)}: they {word}.")
     lines[-1] += (
-        f" The scores, less each row's mean, {_by(c.correlation['scores'])}; "
-        f"a row spans {c.score_span[0]:.1f} by hand and {c.score_span[1]:.1f} learned."
+        " K and Q need not agree, since a change of basis of both leaves every score alone; "
+        f"the scores, less each row's mean, {_by(c.correlation['scores'])}, "
+        f"and a row of them spans {c.score_span[0]:.1f} by hand and {c.score_span[1]:.1f} learned."
     )
     value = c.correlation["V"]
     return [*lines, f"V: hand and learned {_by(value)}. {_value_words(value)}"]
