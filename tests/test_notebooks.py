@@ -42,6 +42,7 @@ def test_it_runs_and_its_exercises_can_be_solved(path, monkeypatch, tmp_path):
         "PYTHONPATH", os.pathsep.join(p for p in sys.path if p)
     )  # the kernel sees what this process sees
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COURSE_STEPS", "90")  # of the training in 06; a reader's takes two minutes
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     resources = {"metadata": {"path": str(FOLDER)}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
