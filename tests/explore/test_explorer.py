@@ -58,6 +58,45 @@ def test_pointing_at_a_cell_and_a_token_shows_its_numbers(explorer):
     assert explorer.evaluate("[linattn.row, linattn.column]") == [8, 8]
 
 
+def test_all_heads_of_a_layer_stand_beside_each_other(explorer):
+    """Each with the error that the page shows when the head is chosen."""
+    show(explorer, "source=head&layer=5&head=6&kernel=elu")
+    explorer.wait_for_function("document.querySelectorAll('#heads button[aria-label]').length === 9")
+    said = explorer.locator("#heads button").nth(3).get_attribute("aria-label")
+    explorer.locator("#heads button").nth(3).click()
+    wait(explorer)
+    assert explorer.evaluate("linattn.settings.head") == 3
+    assert said.startswith(f"head 3: error {explorer.locator('#figures b').first.text_content().split()[0]}, plain")
+    assert explorer.locator("#heads button[aria-pressed=true]").get_attribute("data-head") == "3"
+    show(explorer, GAUSSIAN)
+    assert not explorer.locator("#heads").is_visible()
+
+
+def test_the_wheel_scrolls_the_page_until_a_map_is_chosen(explorer):
+    show(explorer, f"{GAUSSIAN}&kernel=elu")
+    explorer.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    map_ = explorer.locator("#map-exact")
+
+    def near_the_corner():
+        box = map_.bounding_box()
+        explorer.mouse.move(box["x"] + 20, box["y"] + 20)
+        return explorer.text_content("#tip")
+
+    whole = near_the_corner()
+    map_.hover()
+    explorer.mouse.wheel(0, 120)
+    explorer.wait_for_function("scrollY > 0")
+    place = explorer.evaluate("scrollY")
+    assert near_the_corner() == whole
+    map_.click()
+    explorer.mouse.wheel(0, -240)
+    explorer.wait_for_function("new Promise(resolve => requestAnimationFrame(() => resolve(true)))")
+    assert near_the_corner() != whole
+    assert explorer.evaluate("scrollY") == place
+    explorer.keyboard.press("0")
+    assert near_the_corner() == whole
+
+
 def test_the_state_plays_steps_and_says_its_mathematics(explorer):
     show(explorer, f"{GAUSSIAN}&kernel=positive&features=16&at=3")
     explorer.locator("#next").click()
@@ -112,7 +151,9 @@ def test_it_fits_and_opens_quickly(browser, saved, name, width, scheme):
 def test_2048_tokens_keep_the_page_responsive(explorer):
     """The page keeps answering while the worker computes 2048 x 2048 weights twice, and pointing at them is quick."""
     script = """link => new Promise(resolve => { linattn.busy = true; location.hash = link; let turns = 0; const done = () => {
-      turns++; if (linattn.busy || linattn.shown.data.n !== 2048) setTimeout(done, 10); else resolve(turns); };
+      turns++; if (linattn.busy || linattn.shown.data.n !== 2048) {
+        if (linattn.data.n ** 2 !== linattn.result.exact.length) resolve(-1); // the former page until all is there
+        setTimeout(done, 10); } else resolve(turns); };
       setTimeout(done, 50); })"""
     turns = explorer.evaluate(script, "source=gaussian&n=2048&dim=16&kernel=positive&features=64")
     assert turns > 5  # one or two if the page computed it itself

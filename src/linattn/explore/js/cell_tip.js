@@ -16,6 +16,7 @@ export function showCell(tip, event, { result, data, row, column, settings }) {
   if (settings.causal && column > row) line("hidden: the key comes later");
   else {
     line(`logit q·k/√D   ${short(logit / Math.sqrt(dim))}`);
+    if (exact > 0) line(`log Σ exp(logits)   ${short(logit / Math.sqrt(dim) - Math.log(exact))}`);
     line(`exact weight   ${short(exact)}`);
     line(`${KERNELS[settings.kernel].label}   ${short(implied)}`);
     line(`difference   ${short(implied - exact)}`);

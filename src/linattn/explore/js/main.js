@@ -6,6 +6,7 @@ import { buildControls, DEFAULTS, layout, readLink, TEXTS, writeLink } from "./c
 import { CostView } from "./cost_view.js";
 import { drawFigures } from "./figures_view.js";
 import { DESIGNS } from "./handmade.js";
+import { HeadsView } from "./heads_view.js";
 import { KERNELS } from "./kernels.js";
 import { Maps } from "./maps.js";
 import { short } from "./numbers.js";
@@ -67,7 +68,7 @@ function change(name, value) {
     clearTimeout(typing);
     typing = setTimeout(readModel, name === "text" ? 700 : 0);
   }
-  if (name === "scale") return remember(), maps.colour(value);
+  if (name === "scale") return remember(), redraw();
   return refresh();
 }
 
@@ -102,7 +103,7 @@ async function ask(path, question) {
 let worker = null;
 try {
   worker = new Worker(globalThis.linattnWorker("worker.js"));
-  worker.onmessage = ({ data: { id, result } }) => id === request && arrived(result);
+  worker.onmessage = ({ data: { id, result } }) => id === request && arrived(result, asked);
   worker.onerror = (event) => {
     event.preventDefault();
     worker = null; // the page can do it alone
@@ -112,6 +113,7 @@ try {
   worker = null;
 }
 let request = 0;
+let asked = null; // the data of the latest request: the page shows the former until its weights arrive
 let started = 0;
 const SMALL = 130; // tokens that the page computes at once, so that a slider shows its effect without delay
 
@@ -119,20 +121,20 @@ function refresh() {
   normalise();
   remember();
   const { settings } = page;
-  page.data = withNorm(makeSource(settings, page.heads), settings.norm);
+  asked = withNorm(makeSource(settings, page.heads), settings.norm);
   request++;
   started = performance.now();
   page.busy = true;
-  if (page.data.n <= SMALL || !worker) {
-    arrived(compute(page.data, settings));
+  if (asked.n <= SMALL || !worker) {
+    arrived(compute(asked, settings), asked);
   } else {
-    $("status").textContent = `computing ${page.data.n} × ${page.data.n} weights …`;
-    worker.postMessage({ id: request, data: page.data, settings: { ...settings } });
+    $("status").textContent = `computing ${asked.n} × ${asked.n} weights …`;
+    worker.postMessage({ id: request, data: asked, settings: { ...settings } });
   }
 }
 
-function arrived(result) {
-  page.result = result;
+function arrived(result, data) {
+  Object.assign(page, { result, data });
   page.shown = { data: page.data, settings: { ...page.settings } };
   page.busy = false;
   page.column = null;
@@ -144,6 +146,7 @@ function arrived(result) {
   state.token = at;
   state.show(page.data, { ...page.settings }, result);
   cost.show(page.data, page.settings);
+  headsView.show(page.settings, page.heads);
   $("code").textContent = pythonFor(page.settings, page.data, page.heads);
   $("kernel-name").textContent = KERNELS[page.settings.kernel].label;
   $("about").textContent = about();
@@ -178,6 +181,7 @@ const state = new StateView(
   },
 );
 const cost = new CostView(given, ask);
+const headsView = new HeadsView($("heads"), $("heads-note"), (head) => change("head", head));
 
 const name = (i) => `“${page.data.tokens[i]}”`;
 
@@ -241,7 +245,8 @@ async function copy(text, button) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Copy from the address bar";
+    if (button.id === "copy") getSelection().selectAllChildren($("code"));
+    button.textContent = button.id === "copy" ? "Selected: press Ctrl + C" : "Copy it from the address bar";
   }
   setTimeout(() => (button.textContent = before), 1500);
 }
@@ -264,6 +269,7 @@ function redraw() {
   if (!page.result) return;
   maps.colour();
   state.draw();
+  headsView.show(page.settings, page.heads);
   choose(page.row, page.column, true);
 }
 
