@@ -16,7 +16,7 @@ export function short(value) {
   for (const [limit, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) return `${trim(value / (limit === 1e4 ? 1e3 : limit))}${unit}`;
   }
-  return trim(value);
+  return Number.isInteger(value) ? String(value) : trim(value); // 2048 tokens are not 2050
 }
 const trim = (x) => String(Number(x.toPrecision(3)));
 

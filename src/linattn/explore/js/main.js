@@ -13,7 +13,7 @@ import { short } from "./numbers.js";
 import { drawRow } from "./row_view.js";
 import { makeSource, readHeads, withNorm } from "./sources.js";
 import { StateView } from "./state_view.js";
-import { drawTokens, shadeTokens } from "./tokens_view.js";
+import { drawTokens, revealToken, shadeTokens } from "./tokens_view.js";
 
 const $ = (id) => document.getElementById(id);
 const given = JSON.parse($("data").textContent);
@@ -196,6 +196,7 @@ function choose(row, column, quiet = false) {
   }
   maps.select(page.row, page.column);
   drawRowView();
+  revealToken($("tokens"), page.row);
   shadeTokens($("tokens"), page);
 }
 
@@ -217,6 +218,7 @@ function drawRowView() {
 
 // -------------------------------------------------------------------------------------------------- pointer and keys
 $("tokens").addEventListener("pointerover", (event) => event.target.dataset.i && choose(Number(event.target.dataset.i), null, true));
+$("tokens").addEventListener("scroll", () => page.result && shadeTokens($("tokens"), page));
 $("tokens").addEventListener("click", (event) => event.target.dataset.i && choose(Number(event.target.dataset.i), null));
 $("row").addEventListener("pointermove", (event) => {
   const column = columnAt(event.clientX - $("row").getBoundingClientRect().left);
