@@ -124,8 +124,11 @@ export function lineChart(element, options) {
       button.setAttribute("aria-pressed", String(!hidden.has(one.label)));
       button.title = "show or hide";
       const line = make("svg", { width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true" }, button);
-      make("line", { x1: 1, x2: 27, y1: 6, y2: 6, stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, line);
-      mark(one.mark, 14, 6, 3, one.colour, line);
+      if (one.bars) make("rect", { x: 8, y: 1, width: 12, height: 10, fill: one.colour, "fill-opacity": 0.75 }, line);
+      else if (one.line !== false) {
+        make("line", { x1: 1, x2: 27, y1: 6, y2: 6, stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, line);
+      }
+      if (!one.bars) mark(one.mark, 14, 6, 3, one.colour, line);
       button.append(one.label);
       button.onclick = () => {
         if (!hidden.delete(one.label)) hidden.add(one.label);
