@@ -6,6 +6,7 @@ const SVG = holder.firstChild.namespaceURI;
 // Okabe and Ito's colours, told apart with any colour vision; dashes and marks repeat the distinction.
 export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f"];
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "1 4", "12 4", "5 2 1 2", "3 6"];
+const LETTER = 6.4; // pixels of a letter of a label
 const MARKS = ["circle", "square", "diamond", "triangle"];
 
 /** A number in few characters: 1.2k, 3.4M, 0.012. */
@@ -154,7 +155,11 @@ export function lineChart(element, options) {
     const zero = series.some((s) => s.bars) && !log.y ? [0] : [];
     const ys = extent([...zero, ...series.flatMap((s) => s.points.map((p) => p[1])), ...rules.flatMap((r) => r.y ?? [])], log.y);
     if (series.some((s) => s.bars) && !log.x) [xs[0], xs[1]] = [xs[0] - 0.04 * (xs[1] - xs[0]), xs[1] + 0.04 * (xs[1] - xs[0])];
-    const box = { left: 52, right: width - 20, top: 10, bottom: height - 38 };
+    const names = current.x?.names || {};
+    const named = current.x?.ticks?.filter((t) => t >= xs[0] && t <= xs[1] && names[t]) || [];
+    const longest = Math.max(0, ...named.map((t) => names[t].length));
+    const slanted = named.length > 1 && LETTER * longest > (width - 72) / named.length; // names that would run into each other
+    const box = { left: 52, right: width - 20, top: 10, bottom: height - 38 - (slanted ? Math.min(60, 0.6 * LETTER * longest) : 0) };
     const place = (range, isLog, from, to) => (value) => {
       const f = isLog ? Math.log : (v) => v;
       return from + ((f(value) - f(range[0])) / (f(range[1]) - f(range[0]))) * (to - from);
@@ -166,9 +171,12 @@ export function lineChart(element, options) {
     for (const value of xTicks) {
       const x = px(value);
       make("line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: "grid" }, svg);
-      if (x - last < 34) continue;
+      if (x - last < (slanted ? 12 : 34)) continue;
       last = x;
-      make("text", { x, y: box.bottom + 16, "text-anchor": "middle" }, svg).textContent = current.x?.names?.[value] ?? short(value);
+      const place = slanted
+        ? { x: x + 4, y: box.bottom + 13, "text-anchor": "end", transform: `rotate(-35 ${x + 4} ${box.bottom + 13})` }
+        : { x, y: box.bottom + 16, "text-anchor": "middle" };
+      make("text", place, svg).textContent = names[value] ?? short(value);
     }
     for (const value of ticks(ys, log.y, height / 50)) {
       const y = py(value);
