@@ -12,10 +12,12 @@ from conftest import KERNELS, assert_close, qkv
 from linattn.engines import checkpointing
 
 COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]
+# Every kernel in one of the two forms, two of them in both.
+FORMS = {(name, i % 2 == 0) for i, name in enumerate([*COMPILED, "named"])}
+FORMS |= {(name, causal) for name in ("positive", "elu") for causal in (False, True)}
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", [*COMPILED, "named"])
+@pytest.mark.parametrize(("name", "is_causal"), sorted(FORMS))
 def test_compile_has_no_graph_breaks(name, is_causal):
     torch._dynamo.reset()
     kernel = "positive" if name == "named" else KERNELS[name]()
@@ -106,7 +108,7 @@ print(peak_memory(step))
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux's /proc")
 def test_a_training_step_keeps_no_features():
-    """N = 65536, 8 heads, D = M = 64, r = 256: features alone would be 1 GiB for queries and 1 GiB for keys."""
-    script = MEMORY.format(tokens=65536, engine="torch")
+    """N = 16384, 8 heads, D = M = 64, r = 256: features alone would be 128 MiB for queries and 128 MiB for keys."""
+    script = MEMORY.format(tokens=16384, engine="torch")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1.5 * 2**30
+    assert int(done.stdout) < 1.5 * 2**28

@@ -174,7 +174,8 @@ def attention(
             engine=engine,
         )
         return served
-    checks.check_scale(scale)
+    if scale is not None:
+        checks.check_scale(scale)
     plain = key_mask is None and cu_seqlens is None and log_decay is None and gate is None and attn_mask is None
     if (
         plain

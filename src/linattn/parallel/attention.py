@@ -105,7 +105,8 @@ def _alone(given: Arguments) -> Tensor | tuple[Tensor, State]:
 
 
 def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor | tuple[Tensor, State]:
-    checks.check_scale(given.scale)
+    if given.scale is not None:
+        checks.check_scale(given.scale)
     checks.check_dropout(given.dropout_p)
     batch = checks.check_inputs(given.query, given.key, given.value, given.enable_gqa)
     flat = given.query.dim() == 2
