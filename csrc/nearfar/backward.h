@@ -77,10 +77,12 @@ class Backward {
   Entries grad_sinks;
   RecordedMerge merging;
 
+  /// `rows` keys and values in work space, which moves behind them.
   Entries carve_entries(int64_t rows, float*& at) const {
     float* key = carve(at, rows * size.ld);
     return {key, carve(at, rows * size.lv)};
   }
+  /// `rows` slots, without what they received, at `at`.
   Slots slots_at(float* at, int64_t rows) const {
     const Entries e = carve_entries(rows, at);
     return {e.key, e.value, carve(at, rows), nullptr, nullptr, 0};
@@ -98,6 +100,7 @@ class Backward {
     s.n = checkpoint_slots[i];
     return s;
   }
+  /// Copies keys, values and biases.
   void copy_slots(const Slots& from, const Slots& to) const {
     copy_row(to.key, from.key, from.n * size.ld), copy_row(to.value, from.value, from.n * size.lv);
     copy_row(to.bias, from.bias, from.n);

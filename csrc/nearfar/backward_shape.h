@@ -34,6 +34,7 @@ struct BackwardShape {
   int64_t back_floats(const NearFarCall& c) const {
     return AttendBackwardScratch::floats(c.block, c.dim, logits, c.logit_cap > 0);
   }
+  /// Floats of the whole work space.
   int64_t floats(const NearFarCall& c) const {
     const int64_t columns = (round_up(c.dim, VL) + round_up(c.value_dim, VL) + 1) * of.far_stride;
     const int64_t kept = (segment + 1) * slots_floats(of.far) + segments * slots_floats(of.budget);

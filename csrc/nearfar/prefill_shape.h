@@ -48,6 +48,7 @@ struct PrefillShape {
   int64_t sampled_floats(const NearFarCall& c) const {
     return AttendScratch::floats(groups * samples, c.dim, 1, round_up(far, VL), c.window + c.block);
   }
+  /// Floats of the whole work space.
   int64_t floats(const NearFarCall& c) const {
     return window_floats(c) + moments_floats(c) + attend_floats(c) + sampled_floats(c) + 2 * slots_floats(c) +
            (round_up(c.dim, VL) + 1) * far_stride + 2 * (c.window + c.block) + merge_floats(c) + 2 * c.tokens + 640 +

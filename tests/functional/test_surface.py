@@ -150,7 +150,7 @@ def test_the_first_call_of_a_name_may_be_anywhere(name):
     query, key, value = (tokens(1, 2, 10, dim, seed=i, dtype=torch.float32) for i in range(3))
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) for x in (query, key, value)]
-        if name != "nearfar":  # its walk looks at numbers
+        if name != "nearfar":  # its prefill depends on values
             assert linattn.attention(*fake, kernel=name).shape == value.shape
     with torch.inference_mode():
         inside = linattn.attention(query, key, value, kernel=name)

@@ -151,7 +151,8 @@ def delta_rule(
             engine=engine,
         )
         return served
-    check_scale(scale)
+    if scale is not None:
+        check_scale(scale)
     if not isinstance(beta, Tensor):
         raise TypeError(
             f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}: "

@@ -149,7 +149,8 @@ def advance(
     if max(counts, default=0) == 0:
         return FLOATS.new_zeros(B, 0 if query is None else query.shape[1], L, M) if inputs.attend else None, state
     used = slots_per_head(form.budgets, state.slots.shape[1])
-    grown = state.positions.slots_after(form, form.budgets, used, counts)
+    full = tuple(used) == tuple(form.budgets)
+    grown = used if full else state.positions.slots_after(form, form.budgets, used, counts)
     after = state.positions.after(form, counts)
     far = None if state.far is None else state.far.after(form, state.positions, after)
     call, alive = prepare_call(inputs, state, used, far)
