@@ -140,8 +140,10 @@ def read_masks(given: Arguments, batch: tuple[int, ...], has_heads: bool, tokens
     found = []
     if given.attn_mask is not None:
         found.append(checks.check_attn_mask(given.attn_mask, batch, has_heads, tokens))
+        checks.check_device("attn_mask", given.attn_mask, given.query)
     if given.key_mask is not None:
         checks.check_mask(given.key_mask, batch, tokens)
+        checks.check_device("key_mask", given.key_mask, given.query)
         found.append(given.key_mask)
     if not found:
         return None
@@ -159,6 +161,7 @@ def _read_forgetting(given: Arguments, kernel: Kernel, mask: Tensor | None, shap
     for name, x in (("log_decay", given.log_decay), ("gate", given.gate)):
         if x is not None:
             checks.check_forgetting(name, x, given.is_causal, shape)
+            checks.check_device(name, x, given.query)
     log_decay, gate = (
         None if x is None else x.resolve_neg().expand(shape).reshape(math.prod(shape[:-2]), *shape[-2:])
         for x in (given.log_decay, given.gate)
