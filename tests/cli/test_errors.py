@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cli_support import check_refused, process, refusal, with_places
+from linattn.cli import fidelity_tasks
 
 GENERATE = ["generate", "--model", "smollm2"]
 FIDELITY = ["fidelity", "--model", "smollm2"]
@@ -62,12 +63,16 @@ BAD_INPUT = [
     ([*GENERATE, "--prompt", "x", "--temperature", "nan"], "--temperature must be a finite number"),
     ([*GENERATE, "--prompt", "x", "--slots", "-1"], "--slots must be at least 0"),
     ([*GENERATE, "--prompt", "x", "--calibration", "/nowhere"], "No such file or directory"),
+    (["explore", "--text", ""], "go with --model"),
+    (["explore", "--model", "smollm2", "--text", " "], "--text is empty"),
+    (["generate", "--model", "", "--prompt", "x"], "there is no model ''"),
     (["fidelity", "--model", "minlm", "--text", "FILE"], "did you mean 'minilm'?"),
     (FIDELITY, "name texts to read by --text, or run --tasks"),
     ([*FIDELITY, "--text", "/nowhere.txt"], "/nowhere.txt: No such file or directory"),
     ([*FIDELITY, "--text", "/dev/null"], "is empty"),
     ([*FIDELITY, "--text", "FILE", "--length", "10"], "--length must be at least 64, got 10"),
     ([*FIDELITY, "--text", "FILE", "--kernels", "elue"], "did you mean 'elu'?"),
+    ([*FIDELITY, "--text", "FILE", "--baselines", "h20"], "--baselines: unknown value 'h20'; did you mean 'h2o'?"),
     ([*FIDELITY, "--text", "FILE", "--save", "FOLDER"], "--save keeps the budgets of --calibrate"),
     ([*FIDELITY, "--text", "FILE", "--calibrate", "FILE", "--save", "FILE/x"], "cannot write"),
     ([*FIDELITY, "--text", "FILE", "--calibrate", "FILE", "--calibration", "FOLDER"], "not allowed with"),
@@ -93,6 +98,13 @@ def test_the_process_says_the_same(tmp_path):
         assert len(done.stderr.splitlines()) == 1
         assert said in done.stderr
         assert done.stdout == ""
+
+
+def test_every_baseline_can_be_asked_for():
+    pytest.importorskip("transformers")
+    from linattn.hf import eviction
+
+    assert tuple(fidelity_tasks.RULES) == eviction.RULES
 
 
 def test_an_engine_that_is_not_there_is_refused_with_the_reason(capfd, monkeypatch):

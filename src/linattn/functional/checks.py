@@ -111,6 +111,12 @@ def check_mask(key_mask: Tensor, batch: tuple[int, ...], tokens: int) -> None:
         )
 
 
+def check_device(name: str, x: Tensor, query: Tensor) -> None:
+    """A mask or gate must be where the tokens are: engines read its memory."""
+    if x.device != query.device:
+        raise ValueError(f"{name} is on {x.device}, query is on {query.device}: move it with {name}.to(query.device).")
+
+
 def check_attn_mask(attn_mask: Tensor, batch: tuple[int, ...], has_heads: bool, tokens: int) -> Tensor:
     """The key_mask (..., S) that a mask of padding (..., 1, 1, S) is; any other mask is refused."""
     if not isinstance(attn_mask, Tensor):

@@ -12,6 +12,7 @@ from ..states.base import State
 from . import routing
 from .checks import check_scale
 from .recurrent import EngineName, choose, read_call
+from .recurrent_checks import check_tokens
 from .recurrent_decode import decode
 
 
@@ -158,6 +159,8 @@ def delta_rule(
             f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}: "
             "torch.ones(..) replaces what is stored for a key."
         )
+    if not isinstance(query, Tensor) or query.dim() < 2 or query.shape[-1] == 0:
+        check_tokens(query, key, value)  # says what is wrong
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
         quick = decode(

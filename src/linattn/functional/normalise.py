@@ -146,8 +146,10 @@ def read_masks(arguments: Arguments, batch: tuple[int, ...], has_heads: bool, to
     found = []
     if arguments.attn_mask is not None:
         found.append(checks.check_attn_mask(arguments.attn_mask, batch, has_heads, tokens))
+        checks.check_device("attn_mask", arguments.attn_mask, arguments.query)
     if arguments.key_mask is not None:
         checks.check_mask(arguments.key_mask, batch, tokens)
+        checks.check_device("key_mask", arguments.key_mask, arguments.query)
         found.append(arguments.key_mask)
     if not found:
         return None
@@ -165,6 +167,7 @@ def _read_forgetting(arguments: Arguments, kernel: Kernel, mask: Tensor | None, 
     for name, x in (("log_decay", arguments.log_decay), ("gate", arguments.gate)):
         if x is not None:
             checks.check_forgetting(name, x, arguments.is_causal, shape)
+            checks.check_device(name, x, arguments.query)
     log_decay, gate = (
         None if x is None else x.resolve_neg().expand(shape).reshape(math.prod(shape[:-2]), *shape[-2:])
         for x in (arguments.log_decay, arguments.gate)

@@ -19,6 +19,7 @@ from ..engines.native.bindings import DTYPES, check_flags, rows
 from ..engines.native.ffi import NOT_FINITE, MergeCall, NearFarCall, library
 from ..engines.native.output_pool import COUNTS, FLOATS
 from ..states import finite
+from ..states.base import pack_of
 from .native_far_cache import PackedFarCache, far_cache_call
 from .native_form import NativeForm
 from .positions import Positions
@@ -92,7 +93,7 @@ class PackedState:
     @staticmethod
     def of(state: NearFarState, form: NativeForm) -> "PackedState":
         """Of a validated state with one batch dimension."""
-        pack: PackedState | None = state.pack
+        pack: PackedState | None = pack_of(state)
         if pack is not None:
             return pack
         near, (buffer, end) = state.near, _buffer_of(state)
