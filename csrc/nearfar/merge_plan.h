@@ -9,6 +9,9 @@ namespace {
 
 /// Slots considered for removal: at least this many, or twice as many as must be removed.
 constexpr int64_t CANDIDATES = 128;
+/// Heads with at least this many slots search for single keys: an even weight is added to all slots, in units of the mean.
+constexpr int64_t SEARCHED = 256;
+constexpr float EVEN_WEIGHT = 4;
 constexpr float LOG2E_F = 1.44269504f;
 
 /// The least importance of a slot, relative to the largest; also keeps divisors positive.
@@ -169,8 +172,16 @@ void expect_attention(const Metric& m, const Slots& from, const MergeScratch& s)
   }
 }
 
-/// Importance of all slots, and their order in s.order.
-void rank_slots(const Metric& m, const Slots& from, const MergeScratch& s) {
+/// weight (n) += EVEN_WEIGHT times their mean. Returns what was added.
+float add_even_weight(float* weight, int64_t n) {
+  float mean = 0;
+  for (int64_t i = 0; i < n; ++i) mean += weight[i] / float(n);
+  for (int64_t i = 0; i < n; ++i) weight[i] += EVEN_WEIGHT * mean;
+  return EVEN_WEIGHT * mean;
+}
+
+/// Importance of all slots, which are to become `size`, and their order in s.order.
+void rank_slots(const Metric& m, const Slots& from, int64_t size, const MergeScratch& s) {
   const int64_t n = from.n, lv = row_stride(m.value_dim);
   expect_attention(m, from, s);
   float* expected = s.share;  // the attention per query
@@ -193,6 +204,7 @@ void rank_slots(const Metric& m, const Slots& from, const MergeScratch& s) {
     expected[i] *= __builtin_sqrtf(sum(distance));
     most = fmax2(most, expected[i]);
   }
+  if (from.received && size >= SEARCHED) most += add_even_weight(expected, n);
   for (int64_t i = 0; i < n; ++i) {
     s.importance[i] = __builtin_logf(fmax2(expected[i] / most, TINY));
     s.order[i] = sortable(s.importance[i], i);
