@@ -10,9 +10,8 @@ from ..ops.delta_rule import chunk
 from ..ops.packing import CuSeqlens
 from ..states.base import State
 from . import routing
-from .checks import check_scale
+from .checks import check_scale, check_tokens
 from .recurrent import EngineName, choose, read_call
-from .recurrent_checks import check_tokens
 from .recurrent_decode import decode
 
 
