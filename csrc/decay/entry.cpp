@@ -20,6 +20,18 @@ EXPORT int64_t linattn_decay_call_size() { return sizeof(DecayCall); }
 EXPORT int32_t linattn_decay_forward(const DecayCall* c) {
   return guarded_call(*c, [&] { return forward_call(*c); });
 }
+
+EXPORT int64_t linattn_scan_layer_size() { return sizeof(ScanLayer); }
+
+/// Convolution, scan and gate of a layer; c and layer are as csrc/decay/abi.h says.
+EXPORT int32_t linattn_scan_layer(const DecayCall* c, const ScanLayer* layer) {
+  return guarded_call(*c, [&] {
+    const WorkLines lines(*c);
+    parallel_for(lines.count(), c->threads, [&](int64_t i) { decay_kernels().forward_layer(*c, *layer, lines[i]); });
+    return int32_t(OK);
+  });
+}
+
 /// One token of every head (T = 1, one sequence), with what calls of one shape have in common in `fixed`. Without a mask,
 /// bad inputs are refused with NOT_FINITE before anything is written. tokens: counts to add 1 to, or null.
 EXPORT int32_t linattn_decay_decode(const DecayCall* fixed, const void* query, const void* key, const void* value,
