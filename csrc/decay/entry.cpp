@@ -27,7 +27,15 @@ EXPORT int64_t linattn_scan_layer_size() { return sizeof(ScanLayer); }
 EXPORT int32_t linattn_scan_layer(const DecayCall* c, const ScanLayer* layer) {
   return guarded_call(*c, [&] {
     const WorkLines lines(*c);
-    parallel_for(lines.count(), c->threads, [&](int64_t i) { decay_kernels().forward_layer(*c, *layer, lines[i]); });
+    // In slices, so that the threads end together even if one of them is slower; but not where a sequence is so long that
+    // what rounding takes from its states is kept, which the states between slices do not hold.
+    constexpr int64_t SLICE = 512, MOST = 16384;
+    const int64_t slices = c->tokens > MOST ? 1 : (c->tokens + SLICE - 1) / SLICE;
+    parallel_for_in_order(lines.count(), slices, c->threads, [&](int64_t i, int64_t slice) {
+      DecayPart part = lines[i];
+      part.begin = slice * SLICE, part.end = slice + 1 < slices ? part.begin + SLICE : c->tokens;
+      decay_kernels().forward_layer(*c, *layer, part);
+    });
     return int32_t(OK);
   });
 }

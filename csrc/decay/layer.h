@@ -77,13 +77,16 @@ void layer_head(const DecayCall& c, const ScanLayer& layer, const Chunk& x, int6
   update_state(c, x, &decay, shared.k, v, s, S, x.t >= COMPENSATE_FROM);
 }
 
-/// All tokens of the heads of one part, a whole sequence.
+/// The tokens and heads of one part of a layer. Where begin > 0, state_new holds their states before it.
 void forward_layer(const DecayCall& c, const ScanLayer& layer, const DecayPart& part) {
   const ForwardSpace s = forward_space(c, part);
   const int64_t size = c.dim * c.value_dim;
-  memset(s.states, 0, size_t(part.heads * s.state_floats) * 4);
-  for (int64_t t = 0; t < c.tokens; t += CHUNK) {
-    const Chunk x = chunk_at(c, part.batch, t, c.tokens);
+  for (int64_t i = 0; i < part.heads; ++i) {
+    const float* before = part.begin > part.first ? part.state_new + i * size : nullptr;
+    load_state(c, before, s.states + i * s.state_floats, s.state_floats);
+  }
+  for (int64_t t = part.begin; t < part.end; t += CHUNK) {
+    const Chunk x = chunk_at(c, part.batch, t, part.end);
     SharedRows shared;
     for (int64_t i = 0; i < part.heads; ++i) {
       const int64_t head = part.head + i, key = key_head(c, head);

@@ -67,8 +67,14 @@ struct DeltaLayer {
 
 constexpr int64_t MOST_SHARED = 4;  // value heads that forward_layer computes together
 
+/// Tokens [begin, end) of value heads [first, first + count), which share a key head. Where begin > 0, the call's state_new
+/// holds their states before it.
+struct LayerPart {
+  int64_t batch, first, count, begin, end;
+};
+
 struct DeltaKernels {
-  void (*forward_layer)(const DeltaCall&, const DeltaLayer&, int64_t batch, int64_t first, int64_t count);
+  void (*forward_layer)(const DeltaCall&, const DeltaLayer&, const LayerPart&);
   void (*forward)(const DeltaCall&, const DeltaPart&);
   void (*backward)(const DeltaCall&, const DeltaPart&, int64_t part);
   void (*decode)(const DeltaCall&, int64_t first, int64_t count);

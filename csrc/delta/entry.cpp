@@ -52,10 +52,13 @@ EXPORT int32_t linattn_delta_layer(const DeltaCall* c, const DeltaLayer* layer) 
   const int64_t together = even ? (shared < MOST_SHARED ? shared : MOST_SHARED) : 1,
                 groups = (shared + together - 1) / together;
   try {
-    parallel_for(keys * groups, c->threads, [&](int64_t i) {
-      const int64_t key = i / groups, first = i % groups * together, left = shared - first;
-      delta_kernels().forward_layer(*c, *layer, key / c->key_heads, key % c->key_heads * shared + first,
-                                    left < together ? left : together);
+    // By segments, so that the threads end together even if one of them is slower.
+    const int64_t slices = (c->tokens + SEGMENT - 1) / SEGMENT;
+    parallel_for_in_order(keys * groups, slices, c->threads, [&](int64_t i, int64_t slice) {
+      const int64_t key = i / groups, first = i % groups * together, left = shared - first, begin = slice * SEGMENT;
+      const int64_t count = left < together ? left : together, end = slice + 1 < slices ? begin + SEGMENT : c->tokens;
+      delta_kernels().forward_layer(*c, *layer,
+                                    {key / c->key_heads, key % c->key_heads * shared + first, count, begin, end});
     });
     return OK;
   } catch (const std::bad_alloc&) {

@@ -90,26 +90,27 @@ void layer_head(const DeltaCall& c, const DeltaLayer& layer, const Place& at, in
   update_state(c, padded, s, ahead);
 }
 
-/// All tokens of value heads [first, first + count), which share a key head, of one batch entry.
-void forward_layer(const DeltaCall& c, const DeltaLayer& layer, int64_t batch, int64_t first, int64_t count) {
-  const int64_t M = c.value_dim, D = c.dim, ld = row_stride(M), state = round_up(D, 16) * ld;
+/// One part of a layer; begin is a multiple of LAYER_CHUNK.
+void forward_layer(const DeltaCall& c, const DeltaLayer& layer, const LayerPart& part) {
+  const int64_t first = part.first, count = part.count, M = c.value_dim, D = c.dim, ld = row_stride(M),
+                state = round_up(D, 16) * ld;
   const int64_t own = state + CHUNK * ld + CHUNK + 64, scores = CHUNK * LD_SCORE;
   float* space = scratch(space_floats(c, M) + (count - 1) * own + 2 * scores + 64);
   Space spaces[MOST_SHARED];
   spaces[0] = make_space(c, M, space);
   float *key_scores = carve(space, scores), *query_scores = carve(space, scores);
-  const auto place = [&](int64_t h) { return Place(c, DeltaPart{batch, 0, first + h, 0, M}); };
+  const auto place = [&](int64_t h) { return Place(c, DeltaPart{part.batch, 0, first + h, 0, M}); };
   for (int64_t h = 0; h < count; ++h) {
     Space& s = spaces[h];
     if (h > 0) s = spaces[0], s.U = carve(space, CHUNK * ld), s.S = carve(space, state), s.beta = carve(space, CHUNK);
-    load_state(s, place(h), nullptr, s.S);
+    load_state(s, place(h), part.begin > 0 ? c.state_new + place(h).state_at() : nullptr, s.S);
   }
   const Place at = place(0);
   const auto filter = [&](const float* weight) { return RowFilter{layer.width, layer.channels, weight, nullptr}; };
   const int64_t key_head = first * c.key_heads / c.heads, query_head = at.query_head(0);
   Prefetcher ahead;
-  for (int64_t t = 0, n; t < c.tokens; t += n) {
-    n = imin(LAYER_CHUNK - t % LAYER_CHUNK, c.tokens - t);
+  for (int64_t t = part.begin, n; t < part.end; t += n) {
+    n = imin(LAYER_CHUNK - t % LAYER_CHUNK, part.end - t);
     Space& s = spaces[0];
     for (int64_t whole = 0; whole != n;) {  // again with fewer tokens, if one is not finite
       const int64_t padded = round_up(n, BLOCK);
