@@ -57,7 +57,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/linattn compare --html out/compare.html --json out/compare.json
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

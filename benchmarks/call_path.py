@@ -2,7 +2,7 @@
 
 python benchmarks/call_path.py [--verbose]
 
-Each case runs a few times first, so that caches are filled; then one call is traced, from linattn.attention and back.
+Each case runs a few times first, so that caches are filled; then one call is traced, from the public function and back.
 """
 
 import argparse
@@ -65,6 +65,16 @@ def cases() -> dict[str, Callable[[], Any]]:
                     *one, state=s, return_state=True, **causal, **a
                 ),
             }
+    beta, log_decay = torch.rand(1, 4, 512), -torch.rand(1, 4, 512)
+    gates: dict[str, Any] = {"beta": beta, "log_decay": log_decay, "normalize_qk": True}
+    first = {name: x[..., :1].clone() for name, x in (("beta", beta), ("log_decay", log_decay))}
+    state = linattn.delta_rule(q, k, v, return_state=True, **gates)[1]
+    made |= {
+        "delta rule, forward": lambda: linattn.delta_rule(q, k, v, **gates),
+        "delta rule, decode": lambda: linattn.delta_rule(
+            *one, **first, normalize_qk=True, state=state, return_state=True
+        ),
+    }
     return made
 
 

@@ -24,6 +24,12 @@ def check(right: object, hint: str) -> None:
     print("solved")
 
 
+def log_ticks(axis: plt.Axes, ticks: list[int] | list[float]) -> None:
+    """Ticks of a logarithmic x axis at these numbers alone: matplotlib's own run into each other within two decades."""
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+
+
 def show(figure: object, dpi: int = 45) -> None:
     """Displays a matplotlib figure that was made without pyplot."""
     import io

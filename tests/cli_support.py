@@ -34,6 +34,20 @@ def refusal(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
+def check_refused(words: list[str], said: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A refusal that says `said`. FILE and FOLDER among the words become a text and an empty folder in `folder`."""
+    line = refusal(with_places(words, folder), capfd)
+    assert said in line
+    assert line.startswith("linattn")
+
+
+def with_places(words: list[str], folder: Path) -> list[str]:
+    file, empty = folder / "a.txt", folder / "empty"
+    file.write_text("some words\n" * 5)
+    empty.mkdir(exist_ok=True)
+    return [word.replace("FILE", str(file)).replace("FOLDER", str(empty)) for word in words]
+
+
 # Background jobs of a shell ignore SIGINT, and processes inherit that: put it back to Python's default first.
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "

@@ -15,6 +15,7 @@ DIM = 8
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that tests start
 
 
 class Squares(torch.nn.Module):

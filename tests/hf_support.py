@@ -45,108 +45,84 @@ KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
 WIDE = {"window": 16, "slots": 500, "sinks": 2, "block": 8}  # everything fits, so that it is softmax
 
 
+HALF_SLIDING = {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
+BART = {
+    **{
+        f"{part}_{name}": n
+        for part in ("encoder", "decoder")
+        for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+    },
+    "vocab_size": 60,
+    "d_model": 32,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 59,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+}
+SHORT = {"vocab_size": 60, "pad_token_id": 0, "eos_token_id": 59}
+# Family -> the configuration's class, its arguments, and the class of the model if it is no plain language model.
+FAMILIES = {
+    "llama": ("LlamaConfig", GQA),
+    "qwen2": ("Qwen2Config", GQA),
+    "qwen3": ("Qwen3Config", {**GQA, "head_dim": 8}),
+    "mistral": ("MistralConfig", {**GQA, "sliding_window": None}),
+    "gemma": ("GemmaConfig", {**GQA, "head_dim": 8}),
+    "gemma3": ("Gemma3TextConfig", {**GQA, **HALF_SLIDING, "sliding_window": 8}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            **GQA,
+            **HALF_SLIDING,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 8,
+            "attn_implementation": "eager",  # the only one of transformers that keeps the cap
+        },
+    ),
+    "bloom": ("BloomConfig", {**SHORT, "hidden_size": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1}),
+    "mpt": ("MptConfig", {**SHORT, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 512}),
+    "falcon": ("FalconConfig", FALCON),
+    "falcon_alibi": (
+        "FalconConfig",
+        {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "falcon_grouped": (
+        "FalconConfig",
+        {**FALCON, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {**GQA, **HALF_SLIDING, "sliding_window": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {**SHORT, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1},
+    ),
+    "gpt_neox": ("GPTNeoXConfig", SIZES),
+    "bert": ("BertConfig", SIZES, "AutoModel"),
+    "bart": ("BartConfig", BART, "AutoModelForSeq2SeqLM"),
+    "t5": ("T5Config", T5, "AutoModelForSeq2SeqLM"),
+    "mt5": ("MT5Config", T5, "AutoModelForSeq2SeqLM"),
+    "umt5": ("UMT5Config", {**T5, "relative_attention_max_distance": 24}, "AutoModelForSeq2SeqLM"),
+    "switch": (
+        "SwitchTransformersConfig",
+        {**T5, "num_decoder_layers": 2, "num_experts": 2},
+        "AutoModelForSeq2SeqLM",
+    ),
+    "longt5": ("LongT5Config", {**T5, "local_radius": 5}, "AutoModelForSeq2SeqLM"),
+    "pop2piano": ("Pop2PianoConfig", T5, "Pop2PianoForConditionalGeneration"),
+    "udop": ("UdopConfig", {**T5, "image_size": 32, "patch_size": 16}, "UdopForConditionalGeneration"),
+}
+
+
 def build(family, **changes):
+    """A model of a family with random weights; changes: of its configuration."""
     torch.manual_seed(0)
-    configs = {
-        "llama": lambda: transformers.LlamaConfig(**{**GQA, **changes}),
-        "qwen2": lambda: transformers.Qwen2Config(**{**GQA, **changes}),
-        "qwen3": lambda: transformers.Qwen3Config(**{**GQA, "head_dim": 8, **changes}),
-        "mistral": lambda: transformers.MistralConfig(**{**GQA, "sliding_window": None, **changes}),
-        "gemma": lambda: transformers.GemmaConfig(**{**GQA, "head_dim": 8, **changes}),
-        "gemma3": lambda: transformers.Gemma3TextConfig(
-            **{
-                **GQA,
-                "head_dim": 8,
-                "sliding_window": 8,
-                "layer_types": ["sliding_attention", "full_attention"],
-                **changes,
-            }
-        ),
-        "gemma2": lambda: transformers.Gemma2Config(
-            **{
-                **GQA,
-                "head_dim": 8,
-                "attn_logit_softcapping": 3.0,
-                "query_pre_attn_scalar": 8,
-                "sliding_window": 16,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "attn_implementation": "eager",  # the only one of transformers that keeps the cap
-                **changes,
-            }
-        ),
-        "bloom": lambda: transformers.BloomConfig(
-            vocab_size=60, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=59
-        ),
-        "mpt": lambda: transformers.MptConfig(
-            vocab_size=60, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, pad_token_id=0, eos_token_id=59
-        ),
-        "falcon": lambda: transformers.FalconConfig(**{**FALCON, **changes}),
-        "falcon_alibi": lambda: transformers.FalconConfig(
-            **{**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, **changes}
-        ),
-        "falcon_grouped": lambda: transformers.FalconConfig(
-            **{**FALCON, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, **changes}
-        ),
-        "gpt_oss": lambda: transformers.GptOssConfig(
-            **{
-                **GQA,
-                "head_dim": 8,
-                "sliding_window": 16,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "num_local_experts": 2,
-                "num_experts_per_tok": 1,
-                **changes,
-            }
-        ),
-        "gpt2": lambda: transformers.GPT2Config(
-            vocab_size=60,
-            n_positions=512,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            bos_token_id=1,
-            eos_token_id=59,
-            pad_token_id=0,
-        ),
-        "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**SIZES, **changes}),
-        "bert": lambda: transformers.BertConfig(**{**SIZES, **changes}),
-        "bart": lambda: transformers.BartConfig(
-            vocab_size=60,
-            d_model=32,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=4,
-            decoder_attention_heads=4,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=512,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=59,
-            decoder_start_token_id=1,
-            forced_eos_token_id=None,
-        ),
-        "t5": lambda: transformers.T5Config(**T5),
-        "mt5": lambda: transformers.MT5Config(**T5),
-        "umt5": lambda: transformers.UMT5Config(**{**T5, "relative_attention_max_distance": 24}),
-        "switch": lambda: transformers.SwitchTransformersConfig(**{**T5, "num_decoder_layers": 2, "num_experts": 2}),
-        "longt5": lambda: transformers.LongT5Config(**{**T5, "local_radius": 5, **changes}),
-        "pop2piano": lambda: transformers.Pop2PianoConfig(**T5),
-        "udop": lambda: transformers.UdopConfig(**{**T5, "image_size": 32, "patch_size": 16}),
-    }
-    config = configs[family]()
-    kinds = {
-        "bert": transformers.AutoModel,
-        "bart": transformers.AutoModelForSeq2SeqLM,
-        "t5": transformers.AutoModelForSeq2SeqLM,
-        "mt5": transformers.AutoModelForSeq2SeqLM,
-        "umt5": transformers.AutoModelForSeq2SeqLM,
-        "switch": transformers.AutoModelForSeq2SeqLM,
-        "longt5": transformers.AutoModelForSeq2SeqLM,
-        "pop2piano": transformers.Pop2PianoForConditionalGeneration,
-        "udop": transformers.UdopForConditionalGeneration,
-    }
-    kind = kinds.get(family, transformers.AutoModelForCausalLM)
+    config, arguments, *kind = FAMILIES[family]
+    config = getattr(transformers, config)(**{**arguments, **changes})
+    kind = getattr(transformers, *kind) if kind else transformers.AutoModelForCausalLM
     model = (kind.from_config if hasattr(kind, "from_config") else kind)(config).eval()
     with torch.no_grad():  # random weights attend almost evenly; make them care
         for name, p in model.named_parameters():

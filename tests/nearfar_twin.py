@@ -80,20 +80,28 @@ class Twin:
         root, best = self.scale**0.5, {}
         for number, members in blocks.items():
             keys, x = root * self.k[members], root * self.q[:, i]
-            spread = (x.square() @ keys.var(0, unbiased=False)).sqrt()
-            best[number] = float((self.cap(x @ keys.mean(0) + 2 * spread) - log_z.squeeze(-1)).max())
+            place = torch.tensor(members, dtype=torch.float64)
+            variance = x.square() @ keys.var(0, unbiased=False)
+            if self.slopes is not None:
+                variance = variance + self.slopes.square() * place.var(unbiased=False)
+            scores = self.cap(x @ keys.mean(0) + 2 * variance.sqrt()) + self.by_position(i, place.mean()[None])[:, 0]
+            best[number] = float((scores - log_z.squeeze(-1)).max())
         chosen = sorted(best, key=best.__getitem__, reverse=True)[: kernel.recall]
         return [j for number in chosen for j in blocks[number]]
 
     def scores(self, i, key, place):
         """(G, n)."""
-        scores = self.cap(self.scale * (self.q[:, i] @ key.mT))
+        return self.cap(self.scale * (self.q[:, i] @ key.mT)) + self.by_position(i, place)
+
+    def by_position(self, i, place):
+        """The biases (G, n) of keys at these positions."""
+        bias = self.q.new_zeros(len(self.q), len(place))
         if self.slopes is not None:
-            scores = scores + self.slopes.unsqueeze(-1) * (place - i)
+            bias = bias + self.slopes.unsqueeze(-1) * (place - i)
         if self.table is not None:
             reach = self.table.shape[1] // 2
-            scores = scores + self.table[:, (place.round().long() - i).clamp(-reach, reach) + reach]
-        return scores
+            bias = bias + self.table[:, (place.round().long() - i).clamp(-reach, reach) + reach]
+        return bias
 
     def cap(self, scores):
         cap = self.kernel.logit_cap

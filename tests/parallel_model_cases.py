@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import linattn
 from linattn import parallel
 from linattn.parallel.groups import Members
-from parallel_cases import LENGTHS
+from parallel_comparison import LENGTHS
 
 WIDTH = 16
 LAYERS: dict[str, Callable[[], nn.Module]] = {

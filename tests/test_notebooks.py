@@ -9,6 +9,7 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
+jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 pytest.importorskip("matplotlib")
 pytest.importorskip("linattn_lab")
@@ -28,8 +29,23 @@ def with_tag(notebook, tag):
     return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
 
 
+@pytest.fixture(scope="module")
+def jupyter(tmp_path_factory):
+    """A Jupyter kernel for all notebooks, so that torch is imported once; each finds it without variables."""
+    path = os.pathsep.join(p for p in sys.path if p)  # the kernel sees what this process sees
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("COURSE_STEPS", "90")  # of the training in 06; a reader's takes two minutes
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        manager = jupyter_client.KernelManager(kernel_name="python3")
+        manager.start_kernel(cwd=str(FOLDER))
+        yield manager
+        manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_its_exercises_can_be_solved(path, monkeypatch, tmp_path):
+def test_it_runs_and_its_exercises_can_be_solved(path, jupyter):
     """Once with unsolved exercises; then every solution with its check, in the same kernel."""
     notebook = nbformat.read(path, as_version=4)
     checks, found = with_tag(notebook, "check"), solutions(path)
@@ -38,13 +54,8 @@ def test_it_runs_and_its_exercises_can_be_solved(path, monkeypatch, tmp_path):
         cell.metadata.tags = ["check", "raises-exception"]
     for solution, cell in zip(found, checks, strict=True):
         notebook.cells += [nbformat.v4.new_code_cell(solution), nbformat.v4.new_code_cell(cell.source)]
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(p for p in sys.path if p)
-    )  # the kernel sees what this process sees
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    resources = {"metadata": {"path": str(FOLDER)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    nbclient.NotebookClient(notebook, timeout=300, km=jupyter).execute()
     for cell in checks:
         raised = [output.ename for output in cell.outputs if output.output_type == "error"]
         assert raised, f"the check passes before the exercise is solved: {cell.source}"

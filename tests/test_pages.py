@@ -40,6 +40,20 @@ def test_charts_hold_the_numbers_of_the_figure():
     assert share["x"]["names"] == {"0": "first", "1": "second", "2": "third"}
 
 
+def test_names_of_ticks_may_be_numbers():
+    figure = Figure()
+    given, words, own = figure.subplots(1, 3)
+    given.plot([0, 1, 2], [3, 2, 1], label="a")
+    given.set_xticks([0, 1, 2], ["512", "128", "16"])
+    words.plot(["10", "50"], [1, 2], label="b")
+    own.plot([0, 1, 2], [3, 2, 1], label="c")
+    assert [chart["x"]["names"] for chart in pages.charts_of(figure)] == [
+        {"0": "512", "1": "128", "2": "16"},
+        {"0": "10", "1": "50"},
+        {},
+    ]
+
+
 def test_a_figure_with_more_than_lines_and_bars_stays_a_picture():
     figure = Figure()
     one, two = figure.subplots(1, 2)

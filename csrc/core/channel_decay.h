@@ -29,6 +29,7 @@ struct ChannelDecay {
 
 INLINE int64_t channel_decay_floats(int64_t n, int64_t ld) { return (3 * n + 3 * (n / DECAY_BLOCK) + 1) * ld; }
 
+/// The buffers of n tokens of `dim` channels in `space`, of channel_decay_floats(n, ld) floats.
 INLINE ChannelDecay channel_decay_space(int64_t n, int64_t dim, int64_t ld, float* space) {
   const int64_t blocks = n / DECAY_BLOCK;
   float* const rest = space + 3 * n * ld;
@@ -123,7 +124,7 @@ struct ScoreBlock {
 template <>
 constexpr bool narrow<ScoreBlock> = true;
 
-// Columns [d, d + W VL) of the pairs of key j with the tokens i >= j of its block: sums[l][i] += x_i k_j a_(j+1) .. a_i.
+/// Columns [d, d + W VL) of the pairs of key j with the tokens i >= j of its block: sums[l][i] += x_i k_j a_(j+1) .. a_i.
 template <int LEFTS, int W>
 INLINE void score_pairs(const ChannelDecay& c, int64_t first, int64_t j, int64_t d, const float* key,
                         const float* const (&left)[LEFTS], vec (&sums)[LEFTS][DECAY_BLOCK]) {

@@ -21,7 +21,7 @@ struct FadeRows {
   }
 };
 
-// Columns [d, d + W VL) of the pairs of key j with the tokens i > j of its block.
+/// Columns [d, d + W VL) of the pairs of key j with the tokens i > j of its block.
 template <int LEFTS, int W>
 INLINE void pairs_backward(const ChannelDecay& c, int64_t first, int64_t j, int64_t d, const float* key,
                            const float* const (&left)[LEFTS], const float* const (&grad)[LEFTS], int64_t ld_score,

@@ -35,6 +35,7 @@ struct Scratch {
   ~Scratch() { std::free(at); }
 };
 
+/// The work space of the calling thread.
 Scratch& own_scratch() {
   thread_local Scratch mine;
   return mine;

@@ -64,6 +64,7 @@ void unmap(const Block& block) { munmap(block.at, size_t(block.bytes)); }
 /// A forked child starts with a free mutex and an empty pool: the parent's pages would be copied on write.
 void before_fork() { pthread_mutex_lock(&mutex); }
 void after_fork() { pthread_mutex_unlock(&mutex); }
+/// A child process lets the blocks go: its parent uses them.
 void in_child() {
   for (int i = 0; i < count; ++i) unmap(blocks[i]);
   count = 0, kept = 0;

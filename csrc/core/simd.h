@@ -82,6 +82,7 @@ INLINE float sum(vec x) {
 #endif
 }
 
+/// The largest lane.
 INLINE float max_lane(vec x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
@@ -122,19 +123,21 @@ INLINE void store_some(float* p, vec x, int64_t n) {
   memcpy(p, &x, size_t(n) * 4);
 }
 
-/// low, high: the 2 x 2 blocks of `half` lanes of the rows a, b transposed.
 #ifdef __clang__
+/// low, high: the 2 x 2 blocks of `half` lanes of the rows a, b transposed.
 template <int half, int... I>
 INLINE void interleave_lanes(vec a, vec b, vec& low, vec& high, std::integer_sequence<int, I...>) {
   low = __builtin_shufflevector(a, b, (I & half ? VL + I - half : I)...);
   high = __builtin_shufflevector(a, b, (I & half ? VL + I : I + half)...);
 }
 
+/// See interleave_lanes.
 template <int half>
 INLINE void interleave(vec a, vec b, vec& low, vec& high) {
   interleave_lanes<half>(a, b, low, high, std::make_integer_sequence<int, VL>{});
 }
 #else  // gcc before 12 has no __builtin_shufflevector
+/// low, high: the 2 x 2 blocks of `half` lanes of the rows a, b transposed.
 template <int half>
 INLINE void interleave(vec a, vec b, vec& low, vec& high) {
   ivec first, second;

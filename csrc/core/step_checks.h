@@ -4,6 +4,7 @@
 
 namespace {
 
+/// Whether no number of x (n), as bits, has all bits of its exponent set.
 template <class Bits>
 bool all_finite(const Bits* x, int64_t n, Bits exponent) {
   Bits bad = 0;

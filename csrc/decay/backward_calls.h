@@ -10,6 +10,7 @@ struct Segment {
   int64_t entry, batch, first, begin, end, index;  // entry: of the states (B n); index: of the checkpoints
 };
 
+/// The segments of all sequences, in the order of their checkpoints.
 inline std::vector<Segment> all_segments(const DecayCall& c) {
   std::vector<Segment> all;
   for (int64_t entry = 0; entry < c.batch * c.sequences; ++entry) {
@@ -21,6 +22,7 @@ inline std::vector<Segment> all_segments(const DecayCall& c) {
   return all;
 }
 
+/// The part of a call that computes `heads` heads of a segment, from its checkpoint (heads, D, M).
 inline DecayPart segment_part(const DecayCall& c, const Segment& s, int64_t head, int64_t heads) {
   DecayPart part{s.batch, s.first, s.begin, s.end, head, heads, nullptr, nullptr, nullptr, true};
   part.state = c.checkpoints + (s.index * c.heads + head) * c.dim * c.value_dim;
@@ -72,6 +74,7 @@ inline void backward_segments(const DecayCall& c, const std::vector<Segment>& se
   });
 }
 
+/// All gradients of a call, from its last segments to its first. Returns flags.
 inline int32_t backward_call(const DecayCall& c) {
   const int64_t groups = std::gcd(c.query_heads, c.key_heads), entries = c.batch * c.sequences;
   const int64_t floats = entries * c.heads * c.dim * c.value_dim;

@@ -17,6 +17,7 @@ struct BackwardSpace {
   float *grad_pairs, *passing, *kept, *state_dots;  // per channel: three of (CHUNK, row_stride(D)), and (D)
 };
 
+/// Work space of one head of a segment.
 BackwardSpace backward_space(const DecayCall& c) {
   const int64_t D = row_stride(c.dim), M = row_stride(c.value_dim), tall_D = round_up(c.dim, 16),
                 tall_M = round_up(c.value_dim, 16);

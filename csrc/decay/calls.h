@@ -118,6 +118,7 @@ inline void forward_parts(const DecayCall& c, const WorkLines& lines, int64_t pa
   });
 }
 
+/// out (B, max(Hq, H), T, M) and the final states (B n, H, D, M) of a call. Returns flags.
 inline int32_t forward_call(const DecayCall& c) {
   const WorkLines lines(c);
   use_large_pages(static_cast<float*>(c.out),
@@ -133,6 +134,7 @@ inline int32_t forward_call(const DecayCall& c) {
   return OK;
 }
 
+/// One token: out (B, max(Hq, H), 1, M) and the new states (B, H, D, M). Returns flags.
 inline int32_t decode_call(const DecayCall& c) {
   const int64_t work = c.batch * c.heads * c.dim * c.value_dim;
   const int64_t threads = work > 200000 ? c.threads : 1;  // waking threads takes longer than a small step

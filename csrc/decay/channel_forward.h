@@ -31,12 +31,14 @@ struct ChannelSpace {
   float *decay, *key_decayed, *work;
 };
 
+/// Floats of a ChannelSpace; 0 without decays per channel.
 INLINE int64_t channel_space_floats(const DecayCall& c) {
   if (!c.per_channel) return 0;
   const int64_t ld = row_stride(c.dim), scores = channel_scores_floats(CHUNK, round_up(c.dim, 16), ld);
   return channel_decay_floats(CHUNK, ld) + CHUNK * ld + imax(scores, (CHUNK + 2 * DECAY_BLOCK) * ld) + 64;
 }
 
+/// The space at `at`, which moves behind it; empty without decays per channel.
 INLINE ChannelSpace channel_space(const DecayCall& c, float*& at) {
   if (!c.per_channel) return {};
   const int64_t ld = row_stride(c.dim), scores = channel_scores_floats(CHUNK, round_up(c.dim, 16), ld);

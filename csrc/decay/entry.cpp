@@ -3,6 +3,7 @@
 
 namespace {
 
+/// Runs a call that has something to do. Returns its flags, or NO_MEMORY.
 template <class Body>
 int32_t guarded_call(const DecayCall& c, const Body& body) {
   if (c.batch * c.heads == 0) return OK;

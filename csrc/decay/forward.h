@@ -75,6 +75,7 @@ struct ForwardSpace {
   ChannelSpace channel;
 };
 
+/// Work space of a part, with a state for each of its heads.
 ForwardSpace forward_space(const DecayCall& c, const DecayPart& part) {
   ForwardSpace s;
   const int64_t D = row_stride(c.dim), M = row_stride(c.value_dim), tall = round_up(c.dim, 16);

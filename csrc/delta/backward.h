@@ -31,6 +31,7 @@ struct GradSpace {
   float *S_t, *U, *E;                 // of the chunk at hand, in `kept`
 };
 
+/// Floats of a GradSpace.
 int64_t grad_floats(const DeltaCall& c, const Space& s) {
   const int64_t kept = s.columns * s.ld_key + 2 * CHUNK * s.ld;
   return CHUNKS * kept + s.full * s.ld + s.columns * s.ld_key + 2 * CHUNK * s.ld + s.columns * LD_SCORE +
@@ -38,6 +39,7 @@ int64_t grad_floats(const DeltaCall& c, const Space& s) {
          (c.channels ? 2 * CHUNK * s.ld_key + channel_backward_floats(CHUNK, s.ld_key) : 0) + CHUNK * s.full + 16 * 24;
 }
 
+/// The space at `at`, which moves behind it.
 GradSpace make_grad_space(const DeltaCall& c, const Space& s, float*& at) {
   GradSpace g;
   g.kept_floats = s.columns * s.ld_key + 2 * CHUNK * s.ld;
@@ -56,6 +58,7 @@ GradSpace make_grad_space(const DeltaCall& c, const Space& s, float*& at) {
   return g;
 }
 
+/// Lets S_t, U and E be those of a chunk of the segment.
 void select_chunk(const Space& s, int64_t index, GradSpace& g) {
   g.S_t = g.kept + index * g.kept_floats;
   g.U = g.S_t + s.columns * s.ld_key;
@@ -78,6 +81,7 @@ void replay_segment(const DeltaCall& c, const Place& at, int64_t begin, int64_t 
   }
 }
 
+/// s.O (n, columns): the gradient of the outputs of n tokens from t on, padded with 0.
 void load_grad_out(const DeltaCall& c, const Place& at, int64_t group, int64_t t, int64_t n, Space& s) {
   const void* row = token_ptr(c.dtype, c.grad_out, c.grad_out_stride, at.p.batch, at.out_head(group), t);
   row = static_cast<const char*>(row) + at.p.begin * dtype_size(c.dtype);

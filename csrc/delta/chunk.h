@@ -53,6 +53,7 @@ struct HeadDecay {
   float total;                    // exp(G_last)
 };
 
+/// Running sums of log_decay (n), padded with 0, and their exponentials from the start and to the end of the chunk.
 void load_head_decay(const float* log_decay, int64_t stride, int64_t n, int64_t padded, const uint8_t* mask, HeadDecay& d) {
   double sums[CHUNK], sum = 0;
   for (int64_t i = 0; i < padded; ++i) {

@@ -24,6 +24,7 @@ struct StepToken {
   int64_t ld;
 };
 
+/// VL columns, or the first `left` of them and then 0.
 template <bool FULL>
 INLINE vec load_columns(const float* at, int64_t left) {
   return FULL ? load(at) : load_some(at, left);

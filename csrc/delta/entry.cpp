@@ -10,6 +10,7 @@ int64_t part_bound(int64_t columns, int64_t part, int64_t parts) {
   return at < columns ? at : columns;
 }
 
+/// Runs work(part, index) for every head of every sequence, its value columns in `parts` parts. Returns flags.
 template <class Work>
 int32_t run_parts(const DeltaCall& c, int64_t parts, const Work& work) {
   try {

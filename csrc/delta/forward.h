@@ -25,12 +25,14 @@ struct Space {
   HeadDecay head;
 };
 
+/// Floats of a Space for so many value columns.
 int64_t space_floats(const DeltaCall& c, int64_t columns) {
   const int64_t full = round_up(c.dim, 16), ld_key = row_stride(c.dim), ld = row_stride(columns), C = CHUNK;
   return 3 * C * ld_key + imax(full * LD_SCORE, channel_scores_floats(C, full, ld_key)) + 3 * C * LD_SCORE + C * BLOCK +
          (2 * C + BLOCK + full) * ld + C + full + (c.channels ? channel_decay_floats(C, ld_key) : 0) + 16 * 16;
 }
 
+/// The space at `at`, which moves behind it.
 Space make_space(const DeltaCall& c, int64_t columns, float*& at) {
   const int64_t full = round_up(c.dim, 16), ld_key = row_stride(c.dim), ld = row_stride(columns), C = CHUNK;
   Space s;
@@ -61,6 +63,7 @@ struct Place {
   const void* key(int64_t t) const {
     return token_ptr(c.dtype, c.key, c.key_stride, p.batch, p.head * c.key_heads / c.heads, t);
   }
+  /// The value of a token, from the part's first column on.
   const void* value(int64_t t) const {
     const char* row = static_cast<const char*>(token_ptr(c.dtype, c.value, c.value_stride, p.batch, p.head, t));
     return row + p.begin * dtype_size(c.dtype);
@@ -68,12 +71,14 @@ struct Place {
   const float* beta(int64_t t) const {
     return c.beta + p.batch * c.beta_stride[0] + p.head * c.beta_stride[1] + t * c.beta_stride[2];
   }
+  /// The log decay of a token: one number, or (D); null without decay.
   const float* log_decay(int64_t t) const {
     if (!c.log_decay) return nullptr;
     return c.log_decay + p.batch * c.decay_stride[0] + p.head * c.decay_stride[1] + t * c.decay_stride[2];
   }
   const uint8_t* mask(int64_t t) const { return c.mask ? c.mask + p.batch * c.tokens + t : nullptr; }
   int64_t state_at() const { return ((p.batch * c.sequences + p.sequence) * c.heads + p.head) * c.dim * c.value_dim; }
+  /// The output of a token for a query head of the group, from the part's first column on.
   void* out(int64_t group, int64_t t) const {
     const void* row = token_ptr(c.dtype, c.out, c.out_stride, p.batch, out_head(group), t);
     return static_cast<char*>(const_cast<void*>(row)) + p.begin * dtype_size(c.dtype);
@@ -97,6 +102,7 @@ void load_state(const Space& s, const Place& at, const float* state, float* to) 
   for (int64_t d = 0; state && d < s.dim; ++d) memcpy(to + d * s.ld, state + d * M + at.p.begin, size_t(columns) * 4);
 }
 
+/// state (D, M): the part's columns of `from` (D, s.ld).
 void store_state(const Space& s, const Place& at, const float* from, float* state) {
   const int64_t M = at.c.value_dim, columns = at.p.end - at.p.begin;
   for (int64_t d = 0; d < s.dim; ++d) memcpy(state + d * M + at.p.begin, from + d * s.ld, size_t(columns) * 4);
@@ -177,6 +183,7 @@ void one_score(const DeltaCall& c, int64_t padded, const float* x, int64_t stric
   }
 }
 
+/// s.Q (n, D): the scaled queries of n tokens from t on, padded with 0; inverse (n): their inverse norms if normalized.
 void load_queries(const DeltaCall& c, const Place& at, int64_t group, int64_t t, int64_t n, float* inverse, Space& s) {
   load_chunk(c.dtype, at.query(group, t), c.query_stride[2], c.dim, n, round_up(n, BLOCK), nullptr, c.scale,
              c.normalize ? inverse : nullptr, s.Q, s.ld_key);

@@ -71,7 +71,7 @@ int64_t causal_block(const LinearCall& c, int64_t b, int64_t head, int64_t t, co
   const Operand parts[2] = {{s.score.scores, LD_SCORES, 1, k.v.at, k.v.ld, k.n, UP_TO_ROW},
                             {s.score.phi, feature_stride(c.features), 1, state.S, row_stride(M), c.features}};
   float* out = c.out + ((b * c.heads + head) * c.queries + t) * M;
-  write_output_rows(c, k.n, parts, empty ? 1 : 2, s.score.den, out, s.padded, &s.prefetcher);
+  flags |= write_output_rows(c, k.n, parts, empty ? 1 : 2, s.score.den, out, s.padded, &s.prefetcher);
   return guarded;
 }
 

@@ -69,7 +69,7 @@ int32_t read_state(const LinearCall& c, int64_t head, int64_t begin, int64_t end
     }
     *guarded += invert_denominators(c, den, m, 0, flags);
     const Operand o{phi, ld, 1, S, row_stride(M), c.features};
-    write_output_rows(c, m, &o, 1, den, out, padded, &prefetcher);
+    flags |= write_output_rows(c, m, &o, 1, den, out, padded, &prefetcher);
     row += m;
   }
   return flags;

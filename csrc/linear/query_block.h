@@ -174,16 +174,39 @@ int64_t invert_denominators(const LinearCall& c, float* den, int64_t n, int64_t 
   return small;
 }
 
+/// Epilogue: out (m, ld) = A B, row i times factor[i]. Adds 0 to `check`, or NaN in a lane that held NaN or infinity.
+struct CheckedRows {
+  float* out;
+  int64_t ld;
+  const float* factor;
+  vec* check;
+  INLINE vec start(int64_t, int64_t) const { return vec{}; }
+  template <int W>
+  INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
+    vec bad = *check;
+    UNROLL(4)
+    for (int w = 0; w < W; ++w) {
+      const vec y = acc[w] * factor[i];
+      store(out + i * ld + j + w * VL, y);
+      bad += y * 0.0f;
+    }
+    *check = bad;
+  }
+};
+
 /// out (n, M) = sum of the operands, row i times inverse[i]; by way of `padded` (n, row_stride(M)) where M is ragged.
-void write_output_rows(const LinearCall& c, int64_t n, const Operand* o, int count, const float* inverse, float* out,
-                       float* padded, Prefetcher* prefetcher) {
+/// Returns NOT_FINITE if a number of it is NaN or infinite.
+int32_t write_output_rows(const LinearCall& c, int64_t n, const Operand* o, int count, const float* inverse, float* out,
+                          float* padded, Prefetcher* prefetcher) {
   const int64_t M = c.value_dim;
+  vec check = {};
   if (M % VL == 0) {
-    gemm(n, M, o, count, ScaleRows{out, M, inverse}, prefetcher);
+    gemm(n, M, o, count, CheckedRows{out, M, inverse, &check}, prefetcher);
   } else {
-    gemm(n, round_up(M, VL), o, count, ScaleRows{padded, row_stride(M), inverse}, prefetcher);
+    gemm(n, round_up(M, VL), o, count, CheckedRows{padded, row_stride(M), inverse, &check}, prefetcher);
     unpad_rows(padded, row_stride(M), n, M, out);
   }
+  return sum(check) == 0 ? OK : NOT_FINITE;
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ INLINE void shift_windows(const ConvStep& c, int64_t batch, float* sums) {
   }
 }
 
+/// out (B, C) of one token in the number type of the call.
 template <class Number>
 void step_batch(const ConvStep& c) {
   float* sums = scratch(round_up(c.channels, 16));
@@ -56,6 +57,7 @@ void step_batch(const ConvStep& c) {
   }
 }
 
+/// One token of a depthwise convolution: out (B, C), and the window (B, C, held) moves on by one.
 void conv_step(const ConvStep& c) {
   switch (c.dtype) {
     case FLOAT16: return step_batch<Float16Number>(c);

@@ -24,6 +24,7 @@ EXPORT int64_t linattn_conv_step_size() { return sizeof(ConvStep); }
 EXPORT int64_t linattn_ssd_step_size() { return sizeof(SsdStep); }
 EXPORT int64_t linattn_project_call_size() { return sizeof(ProjectCall); }
 
+/// out (rows, size): normalised and gated rows. Returns flags.
 EXPORT int32_t linattn_gated_norm(const NormCall* c) {
   return run_pieces(c->rows, c->rows * c->size * 4, c->threads,
                     [&](int64_t first, int64_t last) { mixer_kernels().gated_norm(*c, first, last); });
@@ -33,17 +34,20 @@ EXPORT int32_t linattn_conv_step(const ConvStep* c) {
   return run_pieces(1, 0, 1, [&](int64_t, int64_t) { mixer_kernels().conv_step(*c); });
 }
 
+/// One token of Mamba-2: out (B, heads, dim), and the state (B, heads, dim, states) moves on. Returns flags.
 EXPORT int32_t linattn_ssd_step(const SsdStep* s) {
   return run_pieces(s->batch * s->heads, s->batch * s->heads * s->dim * s->states * 4, s->threads,
                     [&](int64_t first, int64_t last) { mixer_kernels().ssd_step(*s, first, last); });
 }
 
+/// out (rows, outputs) = x (rows, inputs) weight^T + bias for few rows. Returns flags.
 EXPORT int32_t linattn_project(const ProjectCall* c) {
   const int64_t bytes = c->inputs * c->outputs * (c->dtype == FLOAT32 ? 4 : 2);
   return run_pieces(c->outputs, bytes, c->threads,
                     [&](int64_t first, int64_t last) { mixer_kernels().project(*c, first, last); });
 }
 
+/// The same for many rows, in blocks of outputs. Returns flags.
 EXPORT int32_t linattn_project_many(const ProjectCall* c) {
   const int64_t blocks = (c->outputs + PROJECT_OUTPUTS - 1) / PROJECT_OUTPUTS;
   // About a thousand rows: in the last cache for all blocks, and few enough that no thread waits long in the end.

@@ -15,6 +15,7 @@ struct Float32Weights {
 
 struct BFloat16Weights {
   typedef uint16_t Type;
+  /// VL weights as float32.
   INLINE static vec wide(const uint16_t* p) {
     typedef uint16_t halves __attribute__((vector_size(VL * 2), aligned(2), may_alias));
     typedef uint32_t words __attribute__((vector_size(VL * 4)));
@@ -45,6 +46,7 @@ INLINE void dot_rows(const typename Weights::Type* w, int64_t inputs, const floa
   }
 }
 
+/// out (rows, [first, last)) = x (rows, inputs) weight^T.
 template <class Weights>
 void project_rows(const ProjectCall& c, int64_t first, int64_t last) {
   const auto* weight = static_cast<const typename Weights::Type*>(c.weight);

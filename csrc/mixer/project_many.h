@@ -59,6 +59,7 @@ struct StoreOutputs {
       store(to + w * VL, add ? load(to + w * VL) + acc[w] : acc[w]);
     }
   }
+  /// The last columns of a row: acc (count vectors) from column j on.
   __attribute__((noinline)) void finish_some(float* to, int64_t j, const vec* acc, int count) const {
     for (int w = 0; w < count; ++w) {
       const int64_t left = columns - j - w * VL;

@@ -152,6 +152,7 @@ class FarCache {
 
   /// The first n of VL numbers, then 0.
   INLINE static vec load_numbers(const float* from, int64_t n) { return load_some(from, n); }
+  /// The same of float16 numbers.
   INLINE static vec load_numbers(const uint16_t* from, int64_t n) {
     uint16_t some[VL] = {};
     if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;
@@ -236,6 +237,7 @@ class FarCache {
     for (int64_t d = 0; d < value_dim; ++d) code[dim + d] = quantized(value[d] / top);
   }
 
+  /// The code of x in [-1, 1].
   static int8_t quantized(float x) {
     const float code = __builtin_rintf(LEVELS * x);
     return int8_t(code > -LEVELS ? (code < LEVELS ? code : LEVELS) : -LEVELS);  // NaN: -127

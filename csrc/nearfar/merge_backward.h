@@ -88,6 +88,7 @@ class RecordedMerge {
   INLINE float product(const float* key) const { return dot(key, anchor, c.dim); }
   /// The score of a product with the anchor, and its derivative.
   INLINE float score(float x) const { return c.logit_cap > 0 ? c.logit_cap * __builtin_tanhf(x / c.logit_cap) : x; }
+  /// The derivative of `score`.
   INLINE float slope(float x) const {
     if (c.logit_cap == 0) return 1;
     const float t = __builtin_tanhf(x / c.logit_cap);

@@ -121,6 +121,7 @@ class Correction {
     return imax(1, imin(tokens, 131072 / (groups * most * UNIT)));
   }
 
+  /// Floats of work space for passes of so many tokens.
   static int64_t floats(int64_t tokens, int64_t groups, int64_t most, int64_t places) {
     const int64_t pairs = tokens * most;
     return tokens * groups * round_up(most * UNIT, 16) + 2 * round_up(most * UNIT, 16) + tokens * (most + VL) + tokens +
@@ -201,6 +202,7 @@ class Correction {
     for (; at < last; ++at) multiply_some<1>(keys, dim, at, query);
   }
 
+  /// Logits of the keys (UNIT, D) of a block for the T tokens from `at` on, in the rows of their weights.
   template <int T>
   void multiply_some(const float* keys, int64_t dim, int64_t at, const float* query) const {
     const int64_t lq = row_stride(dim);
@@ -257,6 +259,7 @@ class Correction {
     }
   }
 
+  /// rows (R, row_stride(M)), from query head g on, += weight (R, UNIT) values (UNIT, M).
   template <int R>
   void add_some(const float* values, int64_t value_dim, const float* weight, int64_t g, float* rows) const {
     const int64_t lv = row_stride(value_dim), width = round_up(value_dim, VL);

@@ -44,6 +44,7 @@ struct RecallShape {
   int64_t unpacked() const { return unpacked_blocks(units, dim, value_dim); }
   int64_t panels() const { return (unpacked() + BoundPanels::PANEL - 1) / BoundPanels::PANEL; }
   int64_t words() const { return (units + 63) / 64; }
+  /// Floats of the whole work space.
   int64_t floats() const {
     if (!on()) return 0;
     const int64_t queries = groups * block;

@@ -15,6 +15,7 @@ inline int64_t unpacked_blocks(int64_t units, int64_t dim, int64_t value_dim) {
 /// Keys and values of blocks, unpacked when they are needed. Blocks that are `places` apart share a place.
 class UnpackedBlocks {
  public:
+  /// Floats of work space.
   static int64_t floats(int64_t places, int64_t dim, int64_t value_dim) {
     return FarRows::floats(places, dim, value_dim) + 2 * places + 32 + FarCache::floats(dim, value_dim);
   }
@@ -32,6 +33,7 @@ class UnpackedBlocks {
     if (key_block[at] != block) cache.load_keys(block, rows.keys(at), space), key_block[at] = int32_t(block);
     return rows.keys(at);
   }
+  /// The values (UNIT, row_stride(M)) of a block.
   const float* values(int64_t block) const {
     const int64_t at = block % places;
     if (value_block[at] != block) cache.load_values(block, rows.values(at), space), value_block[at] = int32_t(block);

@@ -40,6 +40,7 @@ int32_t run_ranges(int64_t batch, int64_t groups, int64_t channels, int64_t coun
 /// Waking threads takes longer than a little work; `cost` is about a nanosecond.
 int64_t threads_for(int64_t threads, int64_t cost) { return cost > 50000 ? threads : 1; }
 
+/// Runs work(batch, first channel, last channel, part) over all channels. Returns flags.
 template <class Work>
 int32_t run_scan(const ScanCall& c, const Work& work) {
   const int64_t threads = threads_for(c.threads, c.batch * c.channels * c.tokens * c.states / 4);
@@ -52,6 +53,7 @@ int32_t run_scan(const ScanCall& c, const Work& work) {
 EXPORT int64_t linattn_scan_call_size() { return sizeof(ScanCall); }
 EXPORT int64_t linattn_conv_call_size() { return sizeof(ConvCall); }
 
+/// out (B, C, T) and the final states (B, C, N) of a selective scan. Returns flags.
 EXPORT int32_t linattn_scan(const ScanCall* c) {
   return run_scan(*c,
                   [&](int64_t batch, int64_t begin, int64_t end, int64_t) { scan_kernels().scan(*c, batch, begin, end); });
@@ -63,6 +65,7 @@ EXPORT int32_t linattn_scan_step(const ScanCall* c) {
       *c, [&](int64_t batch, int64_t begin, int64_t end, int64_t) { scan_kernels().scan_step(*c, batch, begin, end); });
 }
 
+/// The gradients of all inputs of a selective scan. Returns flags.
 EXPORT int32_t linattn_scan_backward(const ScanCall* c) {
   return run_ranges(c->batch, c->groups, c->channels, c->parts, c->threads,
                     [&](int64_t batch, int64_t begin, int64_t end, int64_t part) {
@@ -70,6 +73,7 @@ EXPORT int32_t linattn_scan_backward(const ScanCall* c) {
                     });
 }
 
+/// out (B, C, T) and the last inputs (B n, C, width - 1) of a causal convolution. Returns flags.
 EXPORT int32_t linattn_conv(const ConvCall* c) {
   const int64_t threads = threads_for(c->threads, c->batch * c->channels * c->tokens);
   return run_ranges(
@@ -77,6 +81,7 @@ EXPORT int32_t linattn_conv(const ConvCall* c) {
       [&](int64_t batch, int64_t begin, int64_t end, int64_t) { scan_kernels().conv(*c, batch, begin, end); });
 }
 
+/// The gradients of all inputs of a causal convolution. Returns flags.
 EXPORT int32_t linattn_conv_backward(const ConvCall* c) {
   const int64_t threads = threads_for(c->threads, 2 * c->batch * c->channels * c->tokens);
   return run_ranges(

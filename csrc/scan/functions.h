@@ -12,6 +12,7 @@ struct Power {
   vec e, k;
 };
 
+/// 2^x, as a power of two and what it is multiplied by.
 INLINE Power power(vec x) {
 #if defined(__AVX512F__)
   const vec k = (vec)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -19,6 +19,7 @@ struct ScanSpace {
   float *u, *dt, *du, *y, *raw, *z;  // (T, VL)
   float *grad, *grad_du, *grad_dt;   // (T, VL): of y, of du, and of dt through the decays
 
+  /// Floats of work space for V vectors of channels with N states each.
   static int64_t floats(int64_t V, int64_t N) {
     return 3 * V * N * VL + 2 * V * VL + 2 * SCAN_SEGMENT * N + 2 * SCAN_SEGMENT * N * VL +
            (2 * SCAN_SEGMENT + 1) * BACK * VL + 9 * BLOCK_FLOATS;

@@ -61,6 +61,7 @@ struct DeltaRun {
     name = std::string(linattn_isa()) + " " + shape;
   }
 
+  /// A call for the tokens from `begin` on.
   DeltaCall call(int64_t begin) {
     DeltaCall c;
     std::memset(&c, 0, sizeof c);
@@ -86,6 +87,7 @@ struct DeltaRun {
     return c;
   }
 
+  /// The gradients must not depend on the number of threads.
   void backward(int64_t threads) {
     seed = 2;  // the same grad_out however many threads there are
     DeltaCall c = call(0);
@@ -116,7 +118,7 @@ struct DeltaRun {
     digests.same(cut + " gradient of decays", grad_decay, grad_decay.size, 1e-4);
   }
 
-  // Token by token from the same state: the final state must be the same.
+  /// Token by token from the same state: the final state must be the same.
   void steps() {
     Buffer<float> now(s.batch * state_floats), one(s.batch * out_heads * s.value_dim);
     std::memcpy(now, state, now.size * 4);
@@ -135,6 +137,7 @@ struct DeltaRun {
   }
 };
 
+/// Forward, token by token, and backward, also of two sequences.
 void check_delta(const DeltaShape& s) {
   seed = 1;
   DeltaRun run(s);
@@ -155,6 +158,7 @@ const DeltaShape DELTA_SIZES[] = {
     {1, 2, 1, 1, 0, 33, 80, 0, true, true, true, true},
 };
 
+/// Runs all shapes of the delta rule with these lengths; returns how many.
 int delta_shapes(const std::vector<int64_t>& lengths, bool all_types) {
   int count = 0;
   for (const int32_t dtype : {FLOAT32, FLOAT16, BFLOAT16}) {

@@ -23,6 +23,7 @@ struct NumberBuffer {
   void* data() { return half.size ? static_cast<void*>(half) : static_cast<void*>(wide); }
 };
 
+/// A gated norm of (rows, size), in groups.
 void check_norm(int64_t rows, int64_t size, int64_t groups, int32_t dtype, bool gate_first) {
   seed = 1;
   NumberBuffer x(rows * size, dtype), gate(rows * size, dtype), out(rows * size, dtype);
@@ -38,6 +39,7 @@ void check_norm(int64_t rows, int64_t size, int64_t groups, int32_t dtype, bool 
   if (dtype == FLOAT32) digests.same(name, out.wide, out.wide.size, 1e-4);
 }
 
+/// One token of a convolution of (batch, channels).
 void check_conv_step(int64_t batch, int64_t channels, int64_t width, int64_t held, int32_t dtype) {
   seed = 1;
   NumberBuffer x(batch * channels, dtype), state(batch * channels * held, dtype), out(batch * channels, dtype);
@@ -52,6 +54,7 @@ void check_conv_step(int64_t batch, int64_t channels, int64_t width, int64_t hel
   if (dtype == FLOAT32) digests.same(name, out.wide, out.wide.size, 1e-4);
 }
 
+/// One token of Mamba-2, with or without gate, skip connection and bias.
 void check_ssd_step(int64_t heads, int64_t groups, int64_t dim, int64_t states, bool bare) {
   seed = 1;
   Buffer<float> state(heads * dim * states, true), x(heads * dim, true), z(heads * dim, true), out(heads * dim);
@@ -71,6 +74,7 @@ void check_ssd_step(int64_t heads, int64_t groups, int64_t dim, int64_t states, 
   digests.same(name + ": state", state, state.size, 1e-4);
 }
 
+/// A product with few rows.
 void check_project(int64_t rows, int64_t inputs, int64_t outputs, int32_t dtype) {
   seed = 1;
   Buffer<float> x(rows * inputs, true), bias(outputs, true), out(rows * outputs);
@@ -81,6 +85,7 @@ void check_project(int64_t rows, int64_t inputs, int64_t outputs, int32_t dtype)
   digests.same(name, out, out.size, 1e-4);
 }
 
+/// A product with many rows, with or without bias and order of outputs.
 void check_project_many(int64_t rows, int64_t inputs, int64_t outputs, bool bare) {
   seed = 1;
   Buffer<float> x(rows * inputs, true), weight(inputs * outputs, true), bias(outputs, true), out(rows * outputs);
@@ -94,6 +99,7 @@ void check_project_many(int64_t rows, int64_t inputs, int64_t outputs, bool bare
   digests.same(name, out, out.size, 1e-4);
 }
 
+/// Runs all shapes of the mixers; returns how many.
 int mixer_shapes(bool all_types) {
   int count = 0;
   for (const int32_t dtype : {FLOAT32, FLOAT16, BFLOAT16}) {

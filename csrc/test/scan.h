@@ -26,7 +26,7 @@ struct TokenBuffer {
     view = {dtype == FLOAT32 ? static_cast<void*>(wide) : half, {c * t, t, 1, 0}, dtype};
     if (channels_last) view.stride[1] = 1, view.stride[2] = c;
   }
-  // As float32, for comparisons; half types keep their upper bits.
+  /// As float32, for comparisons; half types keep their upper bits.
   std::vector<float> numbers() {
     std::vector<float> all(wide.at.get(), wide.at.get() + wide.size);
     for (size_t i = 0; i < half.size; ++i) all.push_back(float(half[i] >> 3));
@@ -40,6 +40,7 @@ struct ScanShape {
   bool channels_last, bare;
 };
 
+/// A selective scan, forward and backward.
 void check_scan(const ScanShape& s) {
   seed = 1;
   const int64_t b = s.batch, c = s.channels, g = s.groups, n = s.states, t = s.tokens, parts = 2;
@@ -92,6 +93,7 @@ struct ConvShape {
   bool channels_last, bare;
 };
 
+/// A causal convolution of packed sequences, forward and backward.
 void check_conv(const ConvShape& s) {
   seed = 1;
   const int64_t b = s.batch, c = s.channels, t = s.tokens, w = s.width, n = int64_t(s.bounds.size()) - 1;
@@ -122,6 +124,7 @@ void check_conv(const ConvShape& s) {
   }
 }
 
+/// Runs all shapes of scans and convolutions with these lengths; returns how many.
 int scan_shapes(const std::vector<int64_t>& lengths, bool all_types) {
   int count = 0;
   for (const int64_t t : lengths) {

@@ -8,6 +8,7 @@ import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that tests start
 
 
 @pytest.fixture(scope="module")

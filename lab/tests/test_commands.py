@@ -11,10 +11,12 @@ from cli_support import (
     check_group_help,
     check_interrupted_import,
     check_nothing_slow_is_imported,
+    check_refused,
     command_paths,
     completer,
     process,
     refusal,
+    with_places,
 )
 from linattn_lab.commands import LAB
 
@@ -78,22 +80,12 @@ BAD_INPUT = [
 PATHS = command_paths({"lab": LAB})
 
 
-@pytest.fixture
-def places(tmp_path):
-    file, folder = tmp_path / "a.txt", tmp_path / "empty"
-    file.write_text("some words\n" * 5)
-    folder.mkdir()
-    return lambda words: [w.replace("FILE", str(file)).replace("FOLDER", str(folder)) for w in words]
-
-
 @pytest.mark.parametrize(
     ("words", "said"), BAD_INPUT, ids=[" ".join(words)[:60] or "nothing" for words, _ in BAD_INPUT]
 )
-def test_bad_input_is_one_line(words, said, places, capfd, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(words, said, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = refusal(places(words), capfd)
-    assert said in line
-    assert line.startswith("linattn")
+    check_refused(words, said, tmp_path, capfd)
 
 
 @pytest.mark.parametrize("how", INTERRUPTED)
@@ -118,10 +110,10 @@ def test_the_process_says_the_same():
         ("rouge_score", ["lab", "summarize", "evaluate"]),
     ],
 )
-def test_a_missing_package_says_what_to_install(missing, words, places, capfd, monkeypatch, tmp_path):
+def test_a_missing_package_says_what_to_install(missing, words, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
-    assert f"{missing} is not installed: pip install linattn-lab" in refusal(places(words), capfd)
+    assert f"{missing} is not installed: pip install linattn-lab" in refusal(with_places(words, tmp_path), capfd)
 
 
 def test_packages_that_are_missing_while_a_command_loads():
@@ -162,7 +154,7 @@ def test_a_loss_that_is_not_finite_is_one_line(tmp_path, capfd):
     assert "lower --lr" in line
 
 
-def test_damaged_files_of_the_lab_are_named(tmp_path, places, capfd):
+def test_damaged_files_of_the_lab_are_named(tmp_path, capfd):
     run, exits, model = tmp_path / "run", tmp_path / "exits-folder" / "exits", tmp_path / "model"
     for folder in (run, exits, model):
         folder.mkdir(parents=True)
@@ -175,5 +167,5 @@ def test_damaged_files_of_the_lab_are_named(tmp_path, places, capfd):
     (model / "embedder.json").write_text('{"format": 1}')
     assert "embedder.json" in refusal(["lab", "faces", "verify", "a.jpg", "b.jpg", "--model", str(model)], capfd)
     (model / "model.safetensors").write_bytes(b"\x10" * 64)
-    words = ["lab", "summarize", "run", *places(["FILE"]), "--model", str(model)]
+    words = ["lab", "summarize", "run", *with_places(["FILE"], tmp_path), "--model", str(model)]
     assert "model.safetensors is damaged" in refusal(words, capfd)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from cli_support import process, refusal
+from cli_support import check_refused, process, refusal, with_places
+from linattn.cli import fidelity_tasks
 
 GENERATE = ["generate", "--model", "smollm2"]
 FIDELITY = ["fidelity", "--model", "smollm2"]
@@ -62,12 +63,16 @@ BAD_INPUT = [
     ([*GENERATE, "--prompt", "x", "--temperature", "nan"], "--temperature must be a finite number"),
     ([*GENERATE, "--prompt", "x", "--slots", "-1"], "--slots must be at least 0"),
     ([*GENERATE, "--prompt", "x", "--calibration", "/nowhere"], "No such file or directory"),
+    (["explore", "--text", ""], "go with --model"),
+    (["explore", "--model", "smollm2", "--text", " "], "--text is empty"),
+    (["generate", "--model", "", "--prompt", "x"], "there is no model ''"),
     (["fidelity", "--model", "minlm", "--text", "FILE"], "did you mean 'minilm'?"),
     (FIDELITY, "name texts to read by --text, or run --tasks"),
     ([*FIDELITY, "--text", "/nowhere.txt"], "/nowhere.txt: No such file or directory"),
     ([*FIDELITY, "--text", "/dev/null"], "is empty"),
     ([*FIDELITY, "--text", "FILE", "--length", "10"], "--length must be at least 64, got 10"),
     ([*FIDELITY, "--text", "FILE", "--kernels", "elue"], "did you mean 'elu'?"),
+    ([*FIDELITY, "--text", "FILE", "--baselines", "h20"], "--baselines: unknown value 'h20'; did you mean 'h2o'?"),
     ([*FIDELITY, "--text", "FILE", "--save", "FOLDER"], "--save keeps the budgets of --calibrate"),
     ([*FIDELITY, "--text", "FILE", "--calibrate", "FILE", "--save", "FILE/x"], "cannot write"),
     ([*FIDELITY, "--text", "FILE", "--calibrate", "FILE", "--calibration", "FOLDER"], "not allowed with"),
@@ -75,34 +80,31 @@ BAD_INPUT = [
 ]
 
 
-@pytest.fixture
-def places(tmp_path):
-    file, folder = tmp_path / "a.txt", tmp_path / "empty"
-    file.write_text("some words\n" * 5)
-    folder.mkdir()
-    return lambda words: [w.replace("FILE", str(file)).replace("FOLDER", str(folder)) for w in words]
-
-
 @pytest.mark.parametrize(
     ("words", "said"), BAD_INPUT, ids=[" ".join(words)[:60] or "nothing" for words, _ in BAD_INPUT]
 )
-def test_bad_input_is_one_line(words, said, places, capfd, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(words, said, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = refusal(places(words), capfd)
-    assert said in line
-    assert line.startswith("linattn")
+    check_refused(words, said, tmp_path, capfd)
 
 
-def test_the_process_says_the_same(places):
+def test_the_process_says_the_same(tmp_path):
     for words, said in (
         (["compare", "--lengths", "0"], "--lengths must be at least 1, got 0"),
         (["generate", "--model", "smolm2", "--prompt", "x"], "did you mean 'smollm2'?"),
     ):
-        done = process(places(words))
+        done = process(with_places(words, tmp_path))
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert said in done.stderr
         assert done.stdout == ""
+
+
+def test_every_baseline_can_be_asked_for():
+    pytest.importorskip("transformers")
+    from linattn.hf import eviction
+
+    assert tuple(fidelity_tasks.RULES) == eviction.RULES
 
 
 def test_an_engine_that_is_not_there_is_refused_with_the_reason(capfd, monkeypatch):
@@ -122,10 +124,10 @@ def test_an_engine_that_is_not_there_is_refused_with_the_reason(capfd, monkeypat
         ("shtab", ["completion", "bash"], "completion"),
     ],
 )
-def test_a_missing_extra_says_what_to_install(missing, words, extra, places, capfd, monkeypatch, tmp_path):
+def test_a_missing_extra_says_what_to_install(missing, words, extra, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
-    assert f"{missing} is not installed: pip install 'linattn[{extra}]'" in refusal(places(words), capfd)
+    assert f"{missing} is not installed: pip install 'linattn[{extra}]'" in refusal(with_places(words, tmp_path), capfd)
 
 
 def broken_models(folder):

@@ -196,7 +196,7 @@ def test_gradcheck(kernel: Kernel, is_causal):
     call = lambda q, k, v: linattn.attention(q, k, v, kernel=kernel, is_causal=is_causal)  # noqa: E731
     if kernel.__class__.__name__ == "Relu":
         query, key = (x.detach().abs().add(0.1).requires_grad_() for x in (query, key))
-    assert torch.autograd.gradcheck(call, (query, key, value))
+    assert torch.autograd.gradcheck(call, (query, key, value), fast_mode=True)  # random directions; all of them above
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.7])

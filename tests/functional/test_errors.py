@@ -117,6 +117,40 @@ TABLE = {
         "the sums left the range of torch.float32: the features of this kernel grow too large for these inputs. "
         "Scale them down, or pass float64.",
     ),
+    "rows that overflow": (
+        lambda: call(value=torch.full((2, 2, 6, 5), 3e38)),
+        ValueError,
+        "the sums left the range of torch.float32: the features of this kernel grow too large for these inputs. "
+        "Scale them down, or pass float64.",
+    ),
+    "a mask elsewhere": (
+        lambda: call(key_mask=torch.ones(2, 6, dtype=torch.bool, device="meta")),
+        ValueError, "key_mask is on meta, query is on cpu: move it with key_mask.to(query.device).",
+    ),
+    "an attn_mask elsewhere": (
+        lambda: call(attn_mask=torch.ones(2, 1, 1, 6, dtype=torch.bool, device="meta")),
+        ValueError, "attn_mask is on meta, query is on cpu: move it with attn_mask.to(query.device).",
+    ),
+    "decay elsewhere": (
+        lambda: call(log_decay=torch.zeros(2, 2, 6, device="meta"), is_causal=True),
+        ValueError, "log_decay is on meta, query is on cpu: move it with log_decay.to(query.device).",
+    ),
+    "a window that is not whole": (
+        lambda: linattn.NearFar(window=1.5),
+        TypeError, "NearFar: window must be a whole number, got 1.5.",
+    ),
+    "slots that are not whole": (
+        lambda: linattn.NearFar(slots=[4, 2.5]),
+        TypeError, "NearFar: slots must be a whole number, got 2.5.",
+    ),
+    "alpha is NaN": (
+        lambda: linattn.NearFar(alpha=float("nan")),
+        ValueError, "NearFar: alpha must be a finite number that is not negative, got nan.",
+    ),
+    "a cap of infinity": (
+        lambda: linattn.NearFar(logit_cap=float("inf")),
+        ValueError, "NearFar: logit_cap must be positive and finite, got inf.",
+    ),
     "unknown kernel": (
         lambda: call(kernel="cosine"),
         ValueError,
@@ -323,3 +357,22 @@ def test_the_message_a_user_gets(case):
 def test_a_mask_of_all_false_is_no_error():
     """A sequence of nothing but padding is ordinary in a batch: it gets zeros."""
     assert call(key_mask=torch.zeros(2, 6, dtype=torch.bool)).abs().sum() == 0
+
+
+@pytest.mark.parametrize("engine", ["torch", "native"])
+@pytest.mark.parametrize("name", ["elu", "positive", "polynomial"])
+def test_finite_numbers_never_give_infinity_without_a_word(name, engine):
+    """Values near the largest float32, in the tokens and in a state: finite rows, or an error."""
+    refused = 0
+    for tokens in (1, 5, 70):
+        q, k, v = qkv(tokens, dtype=torch.float32)
+        for is_causal in (False, True):
+            _, state = linattn.attention(q, k, v, kernel=name, is_causal=is_causal, return_state=True, engine=engine)
+            state.S[0, 0, 0, 0] = 1e38
+            options = {"kernel": name, "is_causal": is_causal, "engine": engine}
+            for value, before in ((v, state), (1e36 * v, None), (1e38 * v.clamp(-3, 3), None)):
+                try:
+                    assert bool(linattn.attention(q, k, value, state=before, **options).isfinite().all())
+                except ValueError as error:
+                    refused += "left the range of torch.float32" in str(error)
+    assert refused

@@ -12,10 +12,12 @@ from conftest import KERNELS, assert_close, qkv
 from linattn.engines import checkpointing
 
 COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]
+# Every kernel in one of the two forms, two of them in both.
+FORMS = {(name, i % 2 == 0) for i, name in enumerate([*COMPILED, "named"])}
+FORMS |= {(name, causal) for name in ("positive", "elu") for causal in (False, True)}
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", [*COMPILED, "named"])
+@pytest.mark.parametrize(("name", "is_causal"), sorted(FORMS))
 def test_compile_has_no_graph_breaks(name, is_causal):
     torch._dynamo.reset()
     kernel = "positive" if name == "named" else KERNELS[name]()
@@ -49,7 +51,7 @@ def test_compile_with_a_state_and_several_segments(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(checkpointing, "COMPILED_BUDGET", 2**13)
     kernel = KERNELS["positive"]()
-    first, second = qkv(70, grad=True), qkv(200, grad=True)
+    first, second = qkv(40, grad=True), qkv(140, grad=True)
 
     def call(state, *inputs):
         return linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state, return_state=True)
@@ -83,7 +85,7 @@ def test_vmap_and_grad(name, monkeypatch):
     assert_close(each, want[0])
 
 
-def test_second_derivatives_of_a_single_stretch():
+def test_second_derivatives_of_a_single_segment():
     query, key, value = qkv(6, batch=(1,), heads=1, grad=True, value_dim=2)
     kernel = KERNELS["positive"]()
     assert torch.autograd.gradgradcheck(
@@ -106,7 +108,7 @@ print(peak_memory(step))
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from Linux's /proc")
 def test_a_training_step_keeps_no_features():
-    """N = 65536, 8 heads, D = M = 64, r = 256: features alone would be 1 GiB for queries and 1 GiB for keys."""
-    script = MEMORY.format(tokens=65536, engine="torch")
+    """N = 16384, 8 heads, D = M = 64, r = 256: features alone would be 128 MiB for queries and 128 MiB for keys."""
+    script = MEMORY.format(tokens=16384, engine="torch")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1.5 * 2**30
+    assert int(done.stdout) < 1.5 * 2**28

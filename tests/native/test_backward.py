@@ -104,7 +104,7 @@ def test_gradients_through_states(isa, name, is_causal):
 
 
 def test_long_sequences_cross_segments(isa):
-    """Longer than the stretch between the sums that the forward pass keeps."""
+    """Longer than a segment between two checkpoints of the forward pass."""
     kernel = Positive(DIM, features=24)
     inputs = tokens(1, 2, 1200, DIM), tokens(1, 2, 1200, DIM, seed=1), tokens(1, 2, 1200, 8, seed=2)
     decay = logsigmoid(tokens(1, 2, 1200, seed=4) + 4)

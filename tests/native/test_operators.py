@@ -170,7 +170,7 @@ def one_step(state, kernel, seed=9, **options):
 
 
 def test_the_state_of_a_step_is_a_state_like_any_other(tmp_path):
-    """A step keeps its sums in one buffer, and takes it apart when somebody looks."""
+    """A step keeps its state in one buffer, and splits it into tensors on first access."""
     kernel = Positive(DIM, features=19)
     first, twin = (one_step(None, kernel, engine=engine)[1] for engine in ("native", "torch"))
     for look in (

@@ -244,7 +244,7 @@ def test_many_threads_at_once():
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_forks_while_other_threads_take_and_give():
-    """A child has nothing kept and no lock that nobody will open, and its parent's outputs are its own."""
+    """A forked child starts with an empty pool and a free lock, and its parent's outputs stay valid."""
     live, expected = memory.empty(*SHAPE).fill_(3), attend()
     stop = threading.Event()
 

@@ -72,8 +72,8 @@ def call(i):
 for i in range(10):
     call(i)
 before = resident()
-for i in range(200):
-    call(i)
+for i in range(70):
+    call(3 * i)
 print(resident() - before)
 """
 

@@ -8,17 +8,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import linattn
 from linattn import NearFar, attention
-from linattn.engines.native.ffi import library
-from nearfar_support import CAUSAL, SMALL, error, exact, in_pieces, state_saved_forked_and_selected, tensors
+from nearfar_support import CAUSAL, SMALL, error, exact, in_pieces, tensors
 
-
-@pytest.fixture(autouse=True, params=["torch", "native"])
-def engine(request, monkeypatch):
-    """Everything here holds for both engines. Float64 and gradients are the torch engine's in any case."""
-    if request.param == "torch":
-        monkeypatch.setattr(library, "why_not", "switched off for this test")
-    elif library.why_not is not None:
-        pytest.skip(library.why_not)
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 
 def test_softmax_is_near_far_and_exact_is_torchs_own():
@@ -226,50 +218,6 @@ def test_unequal_lengths_are_aligned_at_the_end(L, S):
     assert few.isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_are_those_of_softmax_while_the_keys_fit(causal):
-    q, k, v = tensors(47, dtype=torch.float64)
-    weight = torch.randn(2, 4, 47, 6, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    grads = []
-    for kernel in (NearFar(**SMALL), "softmax"):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = attention(*inputs, kernel=kernel, is_causal=causal, enable_gqa=True)
-        grads.append(torch.autograd.grad((out * weight).sum(), inputs))
-    for mine, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-8)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_merged_keys_agree_with_finite_differences(causal):
-    # The plan carries no gradient, and neither do the mean query and the metric it is made with: move keys and values only.
-    q, k, v = tensors(120, heads=1, kv_heads=1, dim=3, batch=1, value_dim=2, dtype=torch.float64)
-    kernel = NearFar(window=8, slots=8, sinks=2, block=8)
-    weight = torch.randn(1, 1, 120, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    inputs = [k.requires_grad_(), v.requires_grad_()]
-    way = [
-        torch.randn(x.shape, generator=torch.Generator().manual_seed(i), dtype=x.dtype) for i, x in enumerate(inputs)
-    ]
-
-    def f(t):
-        moved = [x + t * d for x, d in zip(inputs, way, strict=True)]
-        return (attention(q, *moved, kernel=kernel, is_causal=causal) * weight).sum()
-
-    slope = sum((g * d).sum() for g, d in zip(torch.autograd.grad(f(0.0), inputs), way, strict=True))
-    numeric = (f(1e-7) - f(-1e-7)) / 2e-7
-    torch.testing.assert_close(slope, numeric, rtol=1e-5, atol=1e-6)
-
-
-def test_masked_tokens_get_no_gradient():
-    q, k, v = (x.requires_grad_() for x in tensors(120))
-    mask = torch.ones(2, 120, dtype=torch.bool)
-    mask[0, :11] = False
-    attention(q, k, v, kernel=NearFar(**SMALL), key_mask=mask, **CAUSAL).square().sum().backward()
-    for x in (q, k, v):
-        assert x.grad.isfinite().all()
-        assert (x.grad[0, :, :11] == 0).all()
-        assert x.grad[0, :, 11:].abs().sum() > 0
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_are_computed_in_float32_or_better(dtype):
     q, k, v = (x.to(dtype) for x in tensors(150))
@@ -284,48 +232,6 @@ def test_huge_norms_stay_finite():
     q, k, v = tensors(200)
     out = attention(30 * q, 30 * k, v, kernel=NearFar(**SMALL), **CAUSAL)
     assert out.isfinite().all()
-
-
-def test_state_saved_forked_and_selected(tmp_path):
-    state_saved_forked_and_selected(NearFar(**{**SMALL, "slots": [8, 40]}), tmp_path)
-
-
-def test_state_does_not_grow():
-    q, k, v = tensors(1, batch=1)
-    kernel = NearFar(**SMALL)
-    sizes = {}
-    for N in (150, 300, 3000):
-        q, k, v = tensors(N, batch=1)
-        sizes[N] = attention(q, k, v, kernel=kernel, return_state=True, **CAUSAL)[1].nbytes
-    assert sizes[150] == sizes[300] == sizes[3000]
-
-
-@pytest.mark.parametrize("dropped", [1, 5, 7])
-def test_dropping_tokens_of_the_current_block_is_as_if_they_had_never_been(dropped):
-    q, k, v = tensors(200)
-    kernel = NearFar(**SMALL)
-    for end in (200 - 200 % 16 - 1, 199):  # 199 = 12 * 16 + 7
-        _, straight = in_pieces(q, k, v, [end - dropped], kernel)
-        _, longer = in_pieces(q, k, v, [end - dropped, dropped], kernel)
-        tail = [x[:, :, end - dropped : end + 1] for x in (q, k, v)]
-        a = attention(*tail, kernel=kernel, state=longer.drop_last(dropped), **CAUSAL)
-        b = attention(*tail, kernel=kernel, state=straight, **CAUSAL)
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-
-
-def test_dropping_tokens_across_a_block_hides_them_all_the_same():
-    q, k, v = tensors(200)
-    kernel = NearFar(**SMALL)
-    _, state = in_pieces(q, k, v, [200], kernel)
-    poisoned = v.clone()
-    poisoned[:, :, 185:] = 1e6
-    _, other = in_pieces(q, k, poisoned, [200], kernel)
-    tail = [x[:, :, 185:] for x in (q, k, v)]
-    a = attention(*tail, kernel=kernel, state=state.drop_last(15), **CAUSAL)
-    b = attention(*tail, kernel=kernel, state=other.drop_last(15), **CAUSAL)
-    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="only the last"):
-        state.drop_last(60)
 
 
 def test_bad_arguments_say_what_is_wrong():

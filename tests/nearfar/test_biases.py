@@ -60,27 +60,28 @@ def softmax(q, k, v, kernel, *, causal=True, first=(0, 0)):
 
 
 @cache
-def reference(name):
+def reference(name, recall):
     """Tokens, and what the twin gives for them: one sequence begins with hidden tokens."""
     q, k, v = tensors(N)
     q = q * 1.5
-    return (q, k, v), twin(q, k, v, kernel_of(name), mask=MASK)
+    return (q, k, v), twin(q, k, v, kernel_of(name, recall=recall), mask=MASK)
 
 
-def check(name, engine, tolerance=2e-6):
-    """One call, chunks, and token by token, with padding and without."""
-    tokens, expected = reference(name)
-    kernel = kernel_of(name)
+def check(name, engine, recall, tolerance=2e-6):
+    """One call, chunks, and token by token, with padding and without. Biases count when blocks are chosen for recall, too."""
+    tokens, expected = reference(name, recall)
+    kernel = kernel_of(name, recall=recall)
     for rows, given in ((slice(None), MASK), (slice(1, 2), None)):
-        for lengths in ([N], [50, 1, 1, 30, N - 82], [1] * N):
+        for lengths in ([50, 1, 1, 30, N - 82],) if recall else ([N], [50, 1, 1, 30, N - 82], [1] * N):
             out, _ = in_pieces(*(x[rows] for x in tokens), lengths, kernel, given, engine=engine)
             assert error(out, expected[rows]) < tolerance
 
 
 @pytest.mark.parametrize("name", BIASES)
 def test_the_torch_engine_is_the_dense_twin(name):
-    check(name, "torch")
-    tokens, expected = reference(name)
+    check(name, "torch", recall=2)
+    check(name, "torch", recall=0)
+    tokens, expected = reference(name, 0)
     one = [x[1:].double() for x in tokens]
     wide = attention(*one, kernel=kernel_of(name), engine="torch", **CAUSAL)
     assert error(wide, expected[1:]) < 1e-12
@@ -94,7 +95,8 @@ def test_the_native_engine_is_the_dense_twin(name, isa):
     before = library.isa
     library.set_isa(isa)
     try:
-        check(name, "native")
+        check(name, "native", recall=2)
+        check(name, "native", recall=0)
     finally:
         library.set_isa(before)
 

@@ -69,6 +69,23 @@ def test_as_the_torch_engine_in_float64(isa, n, dim, value_dim, observed):
         close(got[1].gather(2, got[2]), expected[1].gather(2, expected[2]))
 
 
+@pytest.mark.parametrize("merge", [bindings.merge, slots.merge])
+@pytest.mark.parametrize(("size", "kept"), [(256, True), (255, False)])
+def test_heads_with_many_slots_keep_keys_that_no_query_asked_for(isa, merge, size, kept):
+    """32 keys without attention beside pairs that are nearly equal: pairs merge first if there are 256 slots or more."""
+    alone, dim, g = 32, 16, torch.Generator().manual_seed(0)
+    twins = torch.randn(1, 1, (size + 64 - alone) // 2, dim + 4, generator=g)
+    twins = torch.cat([twins, twins + 0.05], 2)
+    others = torch.randn(1, 1, alone, dim + 4, generator=g)
+    others[..., 0] -= 12  # away from the mean query: the Gaussian model does not expect that they are asked for
+    entries = torch.cat([others, twins], 2)
+    rate = torch.cat([torch.zeros(alone), torch.linspace(1, 2, twins.shape[2])]).expand(1, 1, -1)
+    anchor, metric = torch.eye(dim)[:1].expand(1, 1, 1, -1), torch.full((1, 1, 1, dim), 0.01)
+    place = merge(entries, torch.zeros(1, 1, entries.shape[2]), rate, size, anchor, metric, 1.0)[2][0, 0]
+    members = torch.bincount(place, minlength=size)
+    assert bool((members[place[:alone]] == 1).all()) == kept
+
+
 def test_closest_pairs_first(isa):
     """Ten of twenty pairs have to go: the ten closest ones, and every other slot keeps its bits."""
     dim, value_dim = 8, 3

@@ -86,6 +86,18 @@ def test_other_files_are_errors(state, tmp_path):
         linattn.State.load(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("number", [1e31, -1e38, float("inf"), float("nan")])
+def test_logarithms_out_of_range_are_errors(state, number, tmp_path):
+    """They would overflow in the engines' arithmetic: rows of zeros, without a word."""
+    state.log_scale.flatten()[0] = number
+    call = {"kernel": "positive", "is_causal": True}
+    with pytest.raises(ValueError, match="log_scale must lie between -1e30 and 1e30"):
+        linattn.attention(*qkv(8, dtype=torch.float32), **call, state=state)
+    state.save(tmp_path / "state")
+    with pytest.raises(ValueError, match="state holds a damaged state: its log_scale must lie"):
+        linattn.State.load(tmp_path / "state")
+
+
 def test_writing_is_all_or_nothing(state, tmp_path, monkeypatch):
     state.save(tmp_path / "state")
     before = (tmp_path / "state").read_bytes()

@@ -199,12 +199,33 @@ def test_the_comparison_speaks_from_the_numbers():
     itself = compare(design, design.weights(), design.read("ABBCC"))
     assert itself.row_overlap == pytest.approx(1)
     assert itself.same_keys.all()
-    assert "right for 5 of 5 tokens" in " ".join(explain(itself))
+    lines = explain(itself)
+    assert [line.partition(":")[0] for line in lines[:-1]] == [
+        "Km",
+        "Qm",
+        "Vm",
+        "K",
+        "Q",
+        "V",
+        "attention",
+        "attention",
+        "output",
+    ]
+    assert "right for 5 of 5 tokens" in lines[-2]
+    assert itself.correlation == pytest.approx({"K": 1, "Q": 1, "V": 1, "scores": 1})
+    assert itself.score_span == pytest.approx((30, 30))
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]  # another basis: the same scores
+    turned = Weights(design.weights().Km @ turn, design.weights().Qm @ turn, design.weights().Vm)
+    same = compare(design, turned, design.read("ABBCC"))
+    assert same.correlation["K"] < 0.95
+    assert same.correlation["scores"] == pytest.approx(1)
+    assert "they differ" in " ".join(explain(same))
     broken = Weights(design.weights().Km * 0, design.weights().Qm, design.weights().Vm[:, [1, 2, 0]])
     other = compare(design, broken, design.read("ABBCC"))
     assert other.row_overlap == pytest.approx(np.array([1, 2, 2, 2, 2]) / 5)
     text = " ".join(explain(other))
     assert "another route" in text
+    assert "K: hand and learned cannot be correlated" in text
     assert "right for 1 of 5 tokens" in text
 
 

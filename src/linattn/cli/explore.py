@@ -41,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
     require("jinja2")
     if args.model:
         check_model(args.model)
-    elif args.layers or args.text or args.text_file:
+    elif args.layers or args.text is not None or args.text_file:
         raise ValueError("--layers, --text and --text-file go with --model: name a model.")
+    if args.text is not None and not args.text.strip():
+        raise ValueError("--text is empty.")
     if args.times and not args.save:
         raise ValueError("--times goes with --save; the served page measures at the press of a button.")
     from ..explore.page import explorer_page, sample_heads

@@ -55,6 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="count a recalling head as N slots more (default: by its memory)",
     )
+    _add_calibration(parser)
+    parser.add_argument(
+        "--kernels",
+        nargs="*",
+        choices=[name for name in KERNELS if name not in ("softmax", "nearfar")],
+        default=["elu", "positive"],
+        metavar="NAME",
+        help="feature-map kernels to show too",
+    )
+    parser.add_argument(
+        "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
+    )
+    fidelity_tasks.add_arguments(parser)
+    add_dtype(parser)
+    add_output(parser, "--json", "write all figures")
+    add_output(parser, "--html", "write a page")
+
+
+def _add_calibration(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--calibrate",
@@ -75,21 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="passages to measure on, spread over that text (default: as many as have 8192 tokens together)",
     )
     parser.add_argument("--save", metavar="FOLDER", help="where to keep the budgets of --calibrate")
-    parser.add_argument(
-        "--kernels",
-        nargs="*",
-        choices=[name for name in KERNELS if name not in ("softmax", "nearfar")],
-        default=["elu", "positive"],
-        metavar="NAME",
-        help="feature-map kernels to show too",
-    )
-    parser.add_argument(
-        "--needle", action="store_true", help="also hide facts in each text and ask for them at the end"
-    )
-    fidelity_tasks.add_arguments(parser)
-    add_dtype(parser)
-    add_output(parser, "--json", "write all figures")
-    add_output(parser, "--html", "write a page")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,12 +122,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Every text with every kind of attention, as plain figures."""
     from ..hf import fidelity, weights
     from ..hf.budgets import Calibration
-    from ..hf.calibrate import calibrate
     from ..hf.hybrids.layers import linear_layers
     from ..hf.modules import attention_modules, is_sliding
-    from ..hf.nearfar_choice import LONGEST
     from ..hf.needle import find_needles
-    from ..hf.self_calibration import own_text, random_tokens
     from ..measure.machine import machine
     from ..nearfar import NearFar
 
@@ -132,21 +133,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
     slots = 128 if args.slots is None else args.slots
-    kernel, found = NearFar(args.window, slots, recall_bits=8), None
-    if args.calibrate:
-        count = args.calibrate_length or min(args.length, LONGEST)
-        if args.calibrate == OWN:
-            ids = (random_tokens if encoder else own_text)(model, count)
-        else:
-            passages = args.calibrate_passages or max(1, LONGEST // count)
-            ids = weights.encode(tokenizer, Path(args.calibrate), count, passages)
-        price = {"recall": args.recall, "recall_price": args.recall_price}
-        found = calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
-    elif saved is not None:
-        found = saved
-        if args.slots is not None or args.recall_price is not None:
-            mean = round(found.mean_slots) if args.slots is None else slots
-            found = found.with_mean(mean, recall_price=args.recall_price)
+    kernel = NearFar(args.window, slots, recall_bits=8)
+    found = _budgets(model, tokenizer, kernel, slots, saved, args)
     softmax = any(not is_sliding(module) for _, module in attention_modules(model))
     choices: dict[str, Any] = {"exact": None}
     if linear_layers(model):
@@ -163,18 +151,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for label in progress([f"{text}: {name}" for text in texts for name in choices]):
         text, name = label.rsplit(": ", 1)
         reading = readings[text, name] = read(model, texts[text], choices[name])
-        exact = readings[text, "exact"]
-        row = {
-            "text": text,
-            "attention": name,
-            "tokens": reading.tokens,
-            "ms_per_token": 1e3 * reading.seconds / reading.tokens,
-        }
-        if encoder:
-            row["cosine"] = fidelity.cosine(reading, exact)
-        else:
-            row |= {"perplexity": reading.perplexity, "ratio": reading.perplexity / exact.perplexity}
-            row["state_bytes"] = reading.state_bytes
+        row = _figures(text, name, reading, readings[text, "exact"], encoder)
         if args.needle and not encoder:
             encode, turn = functools.partial(weights.plain_ids, tokenizer), list(texts).index(text)
             needles = find_needles(model, encode, texts[text], choices[name], length=reading.tokens, turn=turn)
@@ -190,6 +167,44 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     setting = {"model": args.model, "length": args.length, "kernel": f"{given}, {shape}", "encoder": encoder}
     figures = {"rows": rows, "summary": _summary(rows), "layer_errors": layers, "tasks": asked}
     return {"setting": setting, "machine": machine(), **figures}
+
+
+def _budgets(model: Any, tokenizer: Any, kernel: Any, slots: int, saved: Any, args: argparse.Namespace) -> Any:
+    """Slots by head: measured now, or as saved, for the mean that was asked for; None if all heads have the same."""
+    from ..hf import weights
+    from ..hf.calibrate import calibrate
+    from ..hf.nearfar_choice import LONGEST
+    from ..hf.self_calibration import own_text, random_tokens
+
+    if args.calibrate:
+        count = args.calibrate_length or min(args.length, LONGEST)
+        if args.calibrate == OWN:
+            ids = (own_text if model.can_generate() else random_tokens)(model, count)
+        else:
+            passages = args.calibrate_passages or max(1, LONGEST // count)
+            ids = weights.encode(tokenizer, Path(args.calibrate), count, passages)
+        price = {"recall": args.recall, "recall_price": args.recall_price}
+        return calibrate(model, ids, slots, kernel=kernel, save=args.save, **price)
+    if saved is None or (args.slots is None and args.recall_price is None):
+        return saved
+    mean = round(saved.mean_slots) if args.slots is None else slots
+    return saved.with_mean(mean, recall_price=args.recall_price)
+
+
+def _figures(text: str, name: str, reading: Any, exact: Any, encoder: bool) -> dict[str, Any]:
+    """The row of one text read with one attention."""
+    from ..hf import fidelity
+
+    row = {
+        "text": text,
+        "attention": name,
+        "tokens": reading.tokens,
+        "ms_per_token": 1e3 * reading.seconds / reading.tokens,
+    }
+    if encoder:
+        return {**row, "cosine": fidelity.cosine(reading, exact)}
+    ratio = reading.perplexity / exact.perplexity
+    return {**row, "perplexity": reading.perplexity, "ratio": ratio, "state_bytes": reading.state_bytes}
 
 
 def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> dict[str, Any]:

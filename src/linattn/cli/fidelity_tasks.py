@@ -7,6 +7,8 @@ from typing import Any
 from .._commandline import whole
 from .progress import progress
 
+RULES = ["streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected"]  # of hf.eviction
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--tasks, --task-texts and --baselines."""
@@ -19,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baselines",
         nargs="*",
+        choices=RULES,
         metavar="RULE",
-        help="also show caches that drop keys, at equal memory: streaming, h2o, tova, snapkv, pyramidkv, knorm, keydiff, "
-        "expected (default: all)",
+        help=f"also show caches that drop keys, at equal memory: {', '.join(RULES)} (default: all)",
     )
 
 
@@ -29,7 +31,7 @@ def baselines(model: Any, names: list[str] | None, kernel: Any, mean_slots: floa
     """Name -> what `fidelity.read_language` takes, with the memory that near/far with `mean_slots` slots has at its peak."""
     if names is None:
         return {}
-    from ..hf.eviction import RULES, baseline, rotary_frequencies
+    from ..hf.eviction import baseline, rotary_frequencies
     from ..hf.modules import attention_modules, head_counts, head_dim, is_sliding
 
     modules = [module for _, module in attention_modules(model) if not is_sliding(module)]

@@ -16,7 +16,7 @@ HELP = (
 
 def check_model(name: str) -> None:
     """Raises ValueError if there is no such model, before anything slow is imported."""
-    if name not in MODELS and not Path(name).exists():
+    if name not in MODELS and not (name and Path(name).exists()):
         hint = did_you_mean(name, MODELS) or f"; give a model folder, a GGUF file or one of {', '.join(MODELS)}"
         raise ValueError(f"there is no model {name!r}{hint}.")
 

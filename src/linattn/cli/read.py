@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from .._commandline import check_writable
 
     target = args.save or Path(args.document).with_suffix(".state")
+    if Path(target).resolve() == Path(args.document).resolve():
+        raise ValueError(f"the state would replace {args.document}: name another file by --save.")
     check_writable(target)
     model = load_served(args)
     from tqdm import tqdm

@@ -53,6 +53,11 @@ def run(args: argparse.Namespace) -> int:
     require("jinja2", requirement="'linattn[serve]'")
     from ..serve.middleware import is_loopback
 
+    if args.api_key is not None and not args.api_key.strip():
+        raise ValueError("--api-key is empty: no client would need a key. Leave it out if that is meant.")
+    for origin in args.cors_origin:
+        if origin != "*" and not origin.startswith(("http://", "https://")):
+            raise ValueError(f"--cors-origin must be * or begin with http:// or https://, got {origin!r}.")
     key = args.api_key or os.environ.get("LINATTN_API_KEY") or None
     if not is_loopback(args.host) and key is None:
         raise ValueError(f"--host {args.host} is open to other machines: give an --api-key too.")

@@ -174,20 +174,14 @@ def attention(
             engine=engine,
         )
         return served
-    checks.check_scale(scale)
-    plain = key_mask is None and cu_seqlens is None and log_decay is None and gate is None and attn_mask is None
-    if (
-        plain
-        and normalize
-        and not dropout_p
-        and engine in ("auto", "native")
-        and library.why_not is None
-        and isinstance(query, Tensor)
-    ):
+    if scale is not None:
+        checks.check_scale(scale)
+    unmasked = key_mask is None and cu_seqlens is None and attn_mask is None and not dropout_p
+    native = engine in ("auto", "native") and library.why_not is None
+    if unmasked and native and normalize and log_decay is None and gate is None and isinstance(query, Tensor):
         fast = _fast_path(query, key, value, kernel, scale, is_causal, enable_gqa, state, return_state)
         if fast is not None:
             return fast
-    unmasked = key_mask is None and cu_seqlens is None and attn_mask is None and not dropout_p
     if type(state) is RecurrentState and unmasked and is_causal and return_state and gate is None and engine != "torch":
         quick = decayed_attention.decode(
             query, key, value, kernel, scale, enable_gqa, normalize, log_decay, state, donate_state

@@ -15,10 +15,11 @@ from ..states import KeyValueCache, LinearState, State, finite
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     """The batch dimensions of the call."""
-    named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        _check_tensor(name, x)
-    _check_alike(query, key, value)
+    check_tokens(query, key, value)
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(
+            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {_shapes(query, key, value)}."
+        )
     if query.dim() == 2:
         return ()
     _check_heads(query, key, value, enable_gqa)
@@ -48,8 +49,10 @@ def _check_tensor(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be (..., heads, tokens, dim) or (tokens, dim), got shape {tuple(x.shape)}.")
 
 
-def _check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """One dtype, one device, and dims that fit together."""
+def check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Dense floating-point tensors of one dtype, on one device, with dims that fit together."""
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        _check_tensor(name, x)
     if not query.dtype == key.dtype == value.dtype:
         raise TypeError(
             f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}: "
@@ -69,10 +72,6 @@ def _check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
     if query.shape[-1] == 0 or value.shape[-1] == 0:
         raise ValueError(f"query, key and value must have at least one coordinate, got {_shapes(query, key, value)}.")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(
-            f"every key needs a value, got {key.shape[-2]} keys and {value.shape[-2]} values in {_shapes(query, key, value)}."
-        )
 
 
 def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -110,6 +109,12 @@ def check_mask(key_mask: Tensor, batch: tuple[int, ...], tokens: int) -> None:
             f"key_mask must be (batch, key tokens) = {(*batch, tokens)}, got {tuple(key_mask.shape)}: "
             "it says which keys may be seen, by every head and every query."
         )
+
+
+def check_device(name: str, x: Tensor, query: Tensor) -> None:
+    """A mask or gate must be where the tokens are: engines read its memory."""
+    if x.device != query.device:
+        raise ValueError(f"{name} is on {x.device}, query is on {query.device}: move it with {name}.to(query.device).")
 
 
 def check_attn_mask(attn_mask: Tensor, batch: tuple[int, ...], has_heads: bool, tokens: int) -> Tensor:
@@ -173,9 +178,7 @@ def check_forgetting(name: str, gate: Tensor, is_causal: bool, shape: tuple[int,
         )
 
 
-def check_scale(scale: float | None) -> None:
-    if scale is None:
-        return
+def check_scale(scale: float) -> None:
     if isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale must be a positive number or None, got {type(scale).__name__}.")
     if not 0 < scale < math.inf:

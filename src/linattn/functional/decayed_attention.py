@@ -40,18 +40,18 @@ class _Tokens(NamedTuple):
     mask: Tensor | None
 
 
-def serves(given: Arguments) -> bool:
+def serves(arguments: Arguments) -> bool:
     """Whether the call belongs here: kernels whose features come with log-weights have a form of their own."""
-    if given.normalize and not per_channel(given):
+    if arguments.normalize and not per_channel(arguments):
         return False
-    if not isinstance(given.query, Tensor) or given.query.dim() < 2:
+    if not isinstance(arguments.query, Tensor) or arguments.query.dim() < 2:
         return False
-    kernel = constant(given.kernel, given.query)
+    kernel = constant(arguments.kernel, arguments.query)
     if not kernel.has_features:
         return False
     if not kernel.log_weighted:
         return True
-    if per_channel(given):
+    if per_channel(arguments):
         raise ValueError(
             f"log_decay for each channel multiplies features of moderate size, and those of {type(kernel).__name__} come with "
             'log-weights: pass log_decay for each head, or kernel="identity", "elu" or "relu".'
@@ -59,14 +59,14 @@ def serves(given: Arguments) -> bool:
     return False
 
 
-def per_channel(given: Arguments) -> bool:
+def per_channel(arguments: Arguments) -> bool:
     """Whether log_decay is (..., kv heads, S, features); for tokens without heads (S, features)."""
-    x = given.log_decay
-    if not isinstance(x, Tensor) or not isinstance(given.query, Tensor) or given.query.dim() < 2:
+    x = arguments.log_decay
+    if not isinstance(x, Tensor) or not isinstance(arguments.query, Tensor) or arguments.query.dim() < 2:
         return False
-    if given.query.dim() > 2:
-        return x.dim() == given.query.dim()
-    tokens = given.key.shape[-2] if isinstance(given.key, Tensor) and given.key.dim() == 2 else 0
+    if arguments.query.dim() > 2:
+        return x.dim() == arguments.query.dim()
+    tokens = arguments.key.shape[-2] if isinstance(arguments.key, Tensor) and arguments.key.dim() == 2 else 0
     return x.dim() == 2 and tokens > 1 and x.shape[0] == tokens
 
 
@@ -99,40 +99,40 @@ def decode(
     )
 
 
-def attend(given: Arguments) -> Tensor | tuple[Tensor, State]:
+def attend(arguments: Arguments) -> Tensor | tuple[Tensor, State]:
     """The output, and the state with return_state."""
-    query, key, value = given.query, given.key, given.value
-    batch = checks.check_inputs(query, key, value, given.enable_gqa)
-    checks.check_dropout(given.dropout_p)
-    kernel = constant(given.kernel, query)
+    query, key, value = arguments.query, arguments.key, arguments.value
+    batch = checks.check_inputs(query, key, value, arguments.enable_gqa)
+    checks.check_dropout(arguments.dropout_p)
+    kernel = constant(arguments.kernel, query)
     kernel.check_dim(query.shape[-1])
     flat, S = query.dim() == 2, key.shape[-2]
     if flat:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-    mask = read_masks(given, batch, not flat, S)
+    mask = read_masks(arguments, batch, not flat, S)
     mask = None if mask is None else mask.reshape(*batch, S)
     if mask is not None:  # a masked token counts nothing, even if it holds NaN
         hidden = ~mask[..., None, :, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
-    log_decay, value = _read_decay(given, kernel, batch, key, value)
-    if given.normalize:
+    log_decay, value = _read_decay(arguments, kernel, batch, key, value)
+    if arguments.normalize:
         value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    signature = kernel.signature(given.scale, query.shape[-1]) + ("" if given.normalize else UNNORMALIZED)
-    state = _renamed(given.state, signature, RULE)
-    tokens = _Tokens(*_features(kernel, query, key, value, given.scale), log_decay, mask)
-    packing = None if given.cu_seqlens is None else read_packing(given.cu_seqlens, query.shape[-2], S)
-    if packing is not None and not (given.is_causal and packing[0].bounds == packing[1].bounds):
-        out, new = _padded(given, tokens, packing, state, batch)
-    elif given.is_causal:
-        out, new = _causal(given, tokens, state, None if packing is None else list(packing[1].bounds))
+    signature = kernel.signature(arguments.scale, query.shape[-1]) + ("" if arguments.normalize else UNNORMALIZED)
+    state = _renamed(arguments.state, signature, RULE)
+    tokens = _Tokens(*_features(kernel, query, key, value, arguments.scale), log_decay, mask)
+    packing = None if arguments.cu_seqlens is None else read_packing(arguments.cu_seqlens, query.shape[-2], S)
+    if packing is not None and not (arguments.is_causal and packing[0].bounds == packing[1].bounds):
+        out, new = _padded(arguments, tokens, packing, state, batch)
+    elif arguments.is_causal:
+        out, new = _causal(arguments, tokens, state, None if packing is None else list(packing[1].bounds))
     else:
         out, new = _full(tokens, state, batch)
-        checks.check_finite(out, None, state, given.query, given.key, given.value)
-    if given.normalize:
+        checks.check_finite(out, None, state, arguments.query, arguments.key, arguments.value)
+    if arguments.normalize:
         out = divide(out.to(compute_dtype(out.dtype)))[0]
-    out = out.to(given.query.dtype)
+    out = out.to(arguments.query.dtype)
     out = out.squeeze(-3) if flat else out
-    return (out, dataclasses.replace(new, kernel=signature)) if given.return_state else out
+    return (out, dataclasses.replace(new, kernel=signature)) if arguments.return_state else out
 
 
 def _features(
@@ -146,24 +146,24 @@ def _features(
 
 
 def _read_decay(
-    given: Arguments, kernel: Kernel, batch: tuple[int, ...], key: Tensor, value: Tensor
+    arguments: Arguments, kernel: Kernel, batch: tuple[int, ...], key: Tensor, value: Tensor
 ) -> tuple[Tensor | None, Tensor]:
     """log_decay (..., kv heads, S) or (..., kv heads, S, features), and the values; a gate g lets in 1 - g of them."""
-    log_decay, gate = given.log_decay, given.gate
+    log_decay, gate = arguments.log_decay, arguments.gate
     if log_decay is None and gate is None:
         return None, value
     if log_decay is not None and gate is not None:
         raise ValueError("log_decay and gate are two forms of the same thing: pass one.")
     shape = (*batch, key.shape[-3], key.shape[-2])
     if gate is not None:
-        checks.check_forgetting("gate", gate, given.is_causal, shape)
+        checks.check_forgetting("gate", gate, arguments.is_causal, shape)
         gate = gate.expand(shape)
         return gate.log(), value * (1 - gate).unsqueeze(-1).to(value.dtype)
     assert log_decay is not None
-    if per_channel(given):
+    if per_channel(arguments):
         shape = (*shape, kernel.features_of(key))
-        log_decay = log_decay.unsqueeze(0) if given.query.dim() == 2 else log_decay
-    checks.check_forgetting("log_decay", log_decay, given.is_causal, shape)
+        log_decay = log_decay.unsqueeze(0) if arguments.query.dim() == 2 else log_decay
+    checks.check_forgetting("log_decay", log_decay, arguments.is_causal, shape)
     return log_decay.expand(shape), value
 
 
@@ -178,7 +178,7 @@ def _renamed(state: State | None, old: str, new: str) -> State | None:
 
 
 def _padded(
-    given: Arguments, tokens: _Tokens, packing: tuple[Packing, Packing], state: State | None, batch: tuple[int, ...]
+    arguments: Arguments, tokens: _Tokens, packing: tuple[Packing, Packing], state: State | None, batch: tuple[int, ...]
 ) -> tuple[Tensor, RecurrentState]:
     """Sequences of a packed tensor as rows of a padded batch."""
     queries, keys = packing
@@ -199,18 +199,18 @@ def _padded(
     padded = _Tokens(query, key, value, tokens.scale, decay, mask)
     if isinstance(state, RecurrentState):
         state = state.map(lambda _, x: x.reshape((entries * count, *x.shape[len(batch) + 1 :])))
-    if given.is_causal:
-        out, new = _causal(given, padded, state, None)
+    if arguments.is_causal:
+        out, new = _causal(arguments, padded, state, None)
     else:
         out, new = _full(padded, state, (entries * count,))
-        checks.check_finite(out, None, state, given.query, given.key, given.value)
+        checks.check_finite(out, None, state, arguments.query, arguments.key, arguments.value)
     out = queries.unpad(out, entries, token_dim=2)
     new = new.map(lambda _, x: x.reshape((*batch, count, *x.shape[1:])))
     return out.reshape(*batch, *out.shape[1:]), new
 
 
 def _causal(
-    given: Arguments, tokens: _Tokens, state: State | None, bounds: list[int] | None
+    arguments: Arguments, tokens: _Tokens, state: State | None, bounds: list[int] | None
 ) -> tuple[Tensor, RecurrentState]:
     """Bottom-right where queries and keys differ in number: zeros in front make them the same tokens."""
     query, key, value, scale, log_decay, mask = tokens
@@ -237,7 +237,7 @@ def _causal(
         enable_gqa=True,
         cu_seqlens=bounds,
         state=state,
-        engine=given.engine,
+        engine=arguments.engine,
     )
     return out[..., S - L :, :] if L < S else out, new
 

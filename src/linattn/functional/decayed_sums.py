@@ -50,7 +50,8 @@ def decayed_sums(
             engine=engine,
         )
         return found
-    check_scale(scale)
+    if scale is not None:
+        check_scale(scale)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
         quick = decode("decayed_sums", query, key, value, None, log_decay, state, enable_gqa=enable_gqa, scale=scale)

@@ -12,6 +12,7 @@ from ..states.base import State
 from . import routing
 from .checks import check_scale
 from .recurrent import EngineName, choose, read_call
+from .recurrent_checks import check_tokens
 from .recurrent_decode import decode
 
 
@@ -151,12 +152,15 @@ def delta_rule(
             engine=engine,
         )
         return served
-    check_scale(scale)
+    if scale is not None:
+        check_scale(scale)
     if not isinstance(beta, Tensor):
         raise TypeError(
             f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}: "
             "torch.ones(..) replaces what is stored for a key."
         )
+    if not isinstance(query, Tensor) or query.dim() < 2 or query.shape[-1] == 0:
+        check_tokens(query, key, value)  # says what is wrong
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
         quick = decode(

@@ -40,7 +40,8 @@ def implied_attention(
         exact_similarity: use the similarity that the kernel approximates instead of its features.
     """
     checks.check_inputs(query, key, key, True)
-    checks.check_scale(scale)
+    if scale is not None:
+        checks.check_scale(scale)
     if key_mask is not None:
         checks.check_mask(key_mask, tuple(key.shape[:-3]), key.shape[-2])
     made = constant(kernel, query)

@@ -54,45 +54,49 @@ class Layout:
 Tokens = tuple[Tensor, Tensor, Tensor, State | None]  # query, key, value and the state before them
 
 
-def normalise(given: Arguments) -> tuple[Call, Tokens, Layout]:
+def normalise(arguments: Arguments) -> tuple[Call, Tokens, Layout]:
     """Checks and canonicalises all arguments; later stages use only the result."""
-    query, key, value = given.query, given.key, given.value
-    batch = checks.check_inputs(query, key, value, given.enable_gqa)
-    checks.check_dropout(given.dropout_p)
+    query, key, value = arguments.query, arguments.key, arguments.value
+    batch = checks.check_inputs(query, key, value, arguments.enable_gqa)
+    checks.check_dropout(arguments.dropout_p)
     flat = query.dim() == 2
     if flat:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
     query, key, value = (x.resolve_neg() for x in (query, key, value))
-    kernel = constant(given.kernel, query)
+    kernel = constant(arguments.kernel, query)
     kernel.check_dim(query.shape[-1])
     S = key.shape[-2]
-    mask = read_masks(given, batch, not flat, S)
-    forget = _read_forgetting(given, kernel, mask, (*batch, key.shape[-3], S))
-    packing = None if given.cu_seqlens is None else read_packing(given.cu_seqlens, query.shape[-2], S)
+    mask = read_masks(arguments, batch, not flat, S)
+    forget = _read_forgetting(arguments, kernel, mask, (*batch, key.shape[-3], S))
+    packing = None if arguments.cu_seqlens is None else read_packing(arguments.cu_seqlens, query.shape[-2], S)
     state_batch = batch if packing is None else (*batch, packing[0].count)
-    entries, scale = math.prod(batch), given.scale
+    entries, scale = math.prod(batch), arguments.scale
     query, key, value = (_one_batch(x, batch, entries) for x in (query, key, value))
     if isinstance(kernel, NearFar) and kernel.positions:
-        (query, key, value), scale = _with_positions(given, kernel, (query, key, value), mask, packing)
+        (query, key, value), scale = _with_positions(arguments, kernel, (query, key, value), mask, packing)
     signature = kernel.signature(scale, query.shape[-1])
-    state = given.state
+    state = arguments.state
     if state is not None:
         state = _read_state(state, kernel, signature, state_batch, (query, key, value))
     call = Call(
         kernel=kernel,
         scale=scale,
         signature=signature,
-        is_causal=given.is_causal,
-        normalize=given.normalize,
-        return_state=given.return_state,
-        engine=given.engine,
+        is_causal=arguments.is_causal,
+        normalize=arguments.normalize,
+        return_state=arguments.return_state,
+        engine=arguments.engine,
         key_mask=mask,
         log_decay=forget.log_decay,
         log_input=forget.log_input,
         writes=forget.writes,
         packing=packing,
     )
-    return call, (query, key, value, state), Layout(batch, state_batch, flat, given.return_state, given.query.dtype)
+    return (
+        call,
+        (query, key, value, state),
+        Layout(batch, state_batch, flat, arguments.return_state, arguments.query.dtype),
+    )
 
 
 def restore(out: Tensor, new_state: State | None, state: State | None, layout: Layout) -> Tensor | tuple[Tensor, State]:
@@ -109,7 +113,7 @@ def restore(out: Tensor, new_state: State | None, state: State | None, layout: L
 
 
 def _with_positions(
-    given: Arguments,
+    arguments: Arguments,
     kernel: NearFar,
     tokens: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
@@ -117,15 +121,17 @@ def _with_positions(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], float]:
     """Queries and keys with the positions that the biases of near/far need, and the scale of the call."""
     (B, _, L, _), S = tokens[0].shape, tokens[1].shape[2]
-    stateful = given.state is not None or given.return_state
-    positioned.check_call(kernel, L, S, is_causal=given.is_causal, state=stateful)
+    stateful = arguments.state is not None or arguments.return_state
+    positioned.check_call(kernel, L, S, is_causal=arguments.is_causal, state=stateful)
     if packing is not None and kernel.position_bias is not None and packing[0].bounds != packing[1].bounds:
         raise ValueError("position_bias over packed sequences needs the same cu_seqlens for queries and keys.")
     start, sequences = None, B * (1 if packing is None else packing[1].count)
-    if isinstance(given.state, NearFarState) and given.state.tokens.numel() == sequences:  # others are refused later on
-        start = given.state.tokens.to(tokens[1].device)
+    if (
+        isinstance(arguments.state, NearFarState) and arguments.state.tokens.numel() == sequences
+    ):  # others are refused later on
+        start = arguments.state.tokens.to(tokens[1].device)
     place = positioned.key_positions((B, S), mask, None if packing is None else packing[1], start, tokens[1].device)
-    return positioned.with_positions(kernel, tokens, given.scale, place)
+    return positioned.with_positions(kernel, tokens, arguments.scale, place)
 
 
 def _one_batch(x: Tensor, batch: tuple[int, ...], entries: int) -> Tensor:
@@ -135,33 +141,36 @@ def _one_batch(x: Tensor, batch: tuple[int, ...], entries: int) -> Tensor:
     return x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:])
 
 
-def read_masks(given: Arguments, batch: tuple[int, ...], has_heads: bool, tokens: int) -> Tensor | None:
+def read_masks(arguments: Arguments, batch: tuple[int, ...], has_heads: bool, tokens: int) -> Tensor | None:
     """Both masks as one of (B, S)."""
     found = []
-    if given.attn_mask is not None:
-        found.append(checks.check_attn_mask(given.attn_mask, batch, has_heads, tokens))
-    if given.key_mask is not None:
-        checks.check_mask(given.key_mask, batch, tokens)
-        found.append(given.key_mask)
+    if arguments.attn_mask is not None:
+        found.append(checks.check_attn_mask(arguments.attn_mask, batch, has_heads, tokens))
+        checks.check_device("attn_mask", arguments.attn_mask, arguments.query)
+    if arguments.key_mask is not None:
+        checks.check_mask(arguments.key_mask, batch, tokens)
+        checks.check_device("key_mask", arguments.key_mask, arguments.query)
+        found.append(arguments.key_mask)
     if not found:
         return None
     mask = found[0] if len(found) == 1 else found[0] & found[1]
     return mask.expand(*batch, tokens).reshape(math.prod(batch), tokens)
 
 
-def _read_forgetting(given: Arguments, kernel: Kernel, mask: Tensor | None, shape: tuple[int, ...]) -> Forgetting:
+def _read_forgetting(arguments: Arguments, kernel: Kernel, mask: Tensor | None, shape: tuple[int, ...]) -> Forgetting:
     """log_decay or gate as (B, kv heads, S)."""
-    checks.check_sums(kernel, given.normalize, given.log_decay is not None or given.gate is not None)
-    if given.log_decay is None and given.gate is None:
+    checks.check_sums(kernel, arguments.normalize, arguments.log_decay is not None or arguments.gate is not None)
+    if arguments.log_decay is None and arguments.gate is None:
         return Forgetting()
-    if given.log_decay is not None and given.gate is not None:
+    if arguments.log_decay is not None and arguments.gate is not None:
         raise ValueError("log_decay and gate are two forms of the same thing: pass one.")
-    for name, x in (("log_decay", given.log_decay), ("gate", given.gate)):
+    for name, x in (("log_decay", arguments.log_decay), ("gate", arguments.gate)):
         if x is not None:
-            checks.check_forgetting(name, x, given.is_causal, shape)
+            checks.check_forgetting(name, x, arguments.is_causal, shape)
+            checks.check_device(name, x, arguments.query)
     log_decay, gate = (
         None if x is None else x.resolve_neg().expand(shape).reshape(math.prod(shape[:-2]), *shape[-2:])
-        for x in (given.log_decay, given.gate)
+        for x in (arguments.log_decay, arguments.gate)
     )
     return forgetting(log_decay, gate, mask)
 

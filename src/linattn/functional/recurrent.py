@@ -17,7 +17,7 @@ from ..states.recurrent import RecurrentState
 from .recurrent_checks import (
     check_finite,
     check_heads,
-    check_tokens,
+    check_same_tokens,
     read_gate,
     read_log_decay,
     read_mask,
@@ -108,7 +108,7 @@ def read_call(
     beta: Tensor | None = None,
 ) -> Call:
     """Checks everything; a ValueError or TypeError says what is wrong."""
-    check_tokens(query, key, value)
+    check_same_tokens(query, key, value)
     flat = query.dim() == 2
     if flat:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))

@@ -8,41 +8,16 @@ from torch import Tensor
 from ..kernels.base import compute_dtype, is_plain
 from ..ops.run import hide
 from ..states.recurrent import RecurrentState
+from .checks import check_tokens
 
 LOWEST = -1e4  # exp of it is 0 in float32 and float64: clamping changes nothing
 
 
-def check_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Types, devices, dims and numbers of tokens."""
-    named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} must be floating point, got {x.dtype}.")
-        if x.layout != torch.strided or x.is_nested:
-            raise TypeError(f"{name} must be an ordinary dense tensor, got layout {x.layout}: convert with to_dense().")
-        if x.dim() < 2:
-            raise ValueError(f"{name} must be (..., heads, tokens, dim) or (tokens, dim), got shape {tuple(x.shape)}.")
-    if not query.dtype == key.dtype == value.dtype:
-        raise TypeError(
-            f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}: "
-            "cast them first, e.g. key.to(query.dtype)."
-        )
-    if not query.device == key.device == value.device:
-        raise ValueError(
-            f"query, key and value must be on one device, got {query.device}, {key.device} and {value.device}."
-        )
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-    if not query.dim() == key.dim() == value.dim():
-        raise ValueError(f"query, key and value must have the same number of dimensions, got {shapes}.")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"query and key must have the same dim, got {query.shape[-1]} and {key.shape[-1]} in {shapes}."
-        )
-    if query.shape[-1] == 0 or value.shape[-1] == 0:
-        raise ValueError(f"query, key and value must have at least one coordinate, got {shapes}.")
+def check_same_tokens(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Types, devices, dims, and one number of tokens."""
+    check_tokens(query, key, value)
     if not query.shape[-2] == key.shape[-2] == value.shape[-2]:
+        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         raise ValueError(f"query, key and value must have the same number of tokens, got {shapes}.")
 
 

@@ -17,7 +17,7 @@ from ..nearfar import NearFar
 from .modules import Layer
 
 STEM = "linattn-budgets"
-RULE = 3  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
+RULE = 4  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engines.native.operators import define
 from ..engines.native.output_pool import FLOATS
 from . import backward as calls
 from .bindings import Inputs, NearBuffer, PackedState, advance, merges_shape
@@ -84,13 +85,9 @@ def _empty(form: NativeForm, heads: tuple[int, int, int], dim: int, value_dim: i
     return [FLOATS.new_zeros(*shape) for shape in (*shapes, (B, H, 2, dim + 1), samples)]
 
 
-def _define(name: str, function: Any, schema: str) -> Any:
-    return torch.library.custom_op(f"linattn::{name}", function, mutates_args=(), device_types="cpu", schema=schema)
-
-
 _FLAGS = "bool attend, bool keep, bool train"
-forward = _define("nearfar", _forward, f"({_INPUTS}, {_NUMBERS}, {_FLAGS}) -> ({', '.join(['Tensor'] * 10)})")
-backward = _define(
+forward = define("nearfar", _forward, f"({_INPUTS}, {_NUMBERS}, {_FLAGS}) -> ({', '.join(['Tensor'] * 10)})")
+backward = define(
     "nearfar_backward",
     _backward,
     f"({_INPUTS}, {_NUMBERS}, Tensor merges, Tensor? grad_out, Tensor? grad_sink, Tensor? grad_near, Tensor? grad_slots,"

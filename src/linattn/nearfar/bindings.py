@@ -19,6 +19,7 @@ from ..engines.native.bindings import DTYPES, check_flags, rows
 from ..engines.native.ffi import NOT_FINITE, MergeCall, NearFarCall, library
 from ..engines.native.output_pool import COUNTS, FLOATS
 from ..states import finite
+from ..states.base import pack_of
 from .native_far_cache import PackedFarCache, far_cache_call
 from .native_form import NativeForm
 from .positions import Positions
@@ -92,7 +93,7 @@ class PackedState:
     @staticmethod
     def of(state: NearFarState, form: NativeForm) -> "PackedState":
         """Of a validated state with one batch dimension."""
-        pack: PackedState | None = state.pack
+        pack: PackedState | None = pack_of(state)
         if pack is not None:
             return pack
         near, (buffer, end) = state.near, _buffer_of(state)
@@ -149,7 +150,8 @@ def advance(
     if max(counts, default=0) == 0:
         return FLOATS.new_zeros(B, 0 if query is None else query.shape[1], L, M) if inputs.attend else None, state
     used = slots_per_head(form.budgets, state.slots.shape[1])
-    grown = state.positions.slots_after(form, form.budgets, used, counts)
+    full = tuple(used) == tuple(form.budgets)
+    grown = used if full else state.positions.slots_after(form, form.budgets, used, counts)
     after = state.positions.after(form, counts)
     far = None if state.far is None else state.far.after(form, state.positions, after)
     call, alive = prepare_call(inputs, state, used, far)

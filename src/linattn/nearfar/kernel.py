@@ -1,7 +1,9 @@
 """The kernel object of near/far attention, an approximation of softmax in linear time."""
 
+import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -67,20 +69,20 @@ class NearFar(Kernel):
         dim: int | None = None,
     ):
         super().__init__(dim)
-        for name, number, least in (("window", window, 0), ("sinks", sinks, 0), ("block", block, 1)):
-            if number < least:
-                raise ValueError(f"NearFar: {name} must be at least {least}, got {number}.")
-        if alpha < 0:
-            raise ValueError(f"NearFar: alpha must not be negative, got {alpha}.")
-        self.window, self.sinks, self.block, self.alpha = int(window), int(sinks), int(block), float(alpha)
+        self.window = _read_number("window", window)
+        self.sinks = _read_number("sinks", sinks)
+        self.block = _read_number("block", block, least=1)
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"NearFar: alpha must be a finite number that is not negative, got {alpha}.")
+        self.alpha = float(alpha)
         self.slots: int | tuple[int, ...] = _read_numbers("slots", slots)
         blocks = _read_numbers("recall", recall)
         self.recall: int | tuple[int, ...] = blocks if isinstance(blocks, int) or any(blocks) else 0
         if recall_bits not in (32, 16, 8):
             raise ValueError(f"NearFar: recall_bits must be 32, 16 or 8, got {recall_bits}.")
         self.recall_bits = int(recall_bits)
-        if logit_cap is not None and not logit_cap > 0:
-            raise ValueError(f"NearFar: logit_cap must be positive, got {logit_cap}.")
+        if logit_cap is not None and not 0 < logit_cap < math.inf:
+            raise ValueError(f"NearFar: logit_cap must be positive and finite, got {logit_cap}.")
         self.logit_cap = None if logit_cap is None else float(logit_cap)
         self._read_biases(alibi_slopes, position_bias)
         self.native_plans: dict[tuple[object, ...], object] = {}  # of the fast path, which keys them by `changes` too
@@ -227,13 +229,20 @@ def _read_numbers(name: str, given: int | Sequence[int] | Tensor) -> int | tuple
             )
         given = given.tolist()
     if isinstance(given, Sequence):
-        numbers = tuple(int(m) for m in given)
-        if not numbers or min(numbers) < 0:
-            raise ValueError(f"NearFar: {name} must be numbers >= 0, one per kv head, got {list(given)}.")
-        return numbers
-    if given < 0:
-        raise ValueError(f"NearFar: {name} must be at least 0, got {given}.")
-    return int(given)
+        if not given or isinstance(given, str):
+            raise ValueError(f"NearFar: {name} must be numbers >= 0, one per kv head, got {given!r}.")
+        return tuple(_read_number(name, m) for m in given)
+    return _read_number(name, given)
+
+
+def _read_number(name: str, given: SupportsIndex, least: int = 0) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise TypeError(f"NearFar: {name} must be a whole number, got {given!r}.") from None
+    if number < least:
+        raise ValueError(f"NearFar: {name} must be at least {least}, got {number}.")
+    return number
 
 
 def _by_head(name: str, numbers: int | tuple[int, ...], heads: int) -> tuple[int, ...]:

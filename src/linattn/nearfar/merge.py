@@ -11,7 +11,9 @@ Slots merge where that changes the output least. With the weight w that a slot r
 
 distances between keys in units of the spread of the queries, between values in units of their own. The weight is what the
 slot received so far (`received.py`) plus what a Gaussian model of the queries expects, so that keys that no query asked for
-yet are not lost, times the distance of its value from the mean: what is like the mean is cheap to lose.
+yet are not lost, times the distance of its value from the mean: what is like the mean is cheap to lose. Heads with many slots
+look for single keys, often for ones that no query asked for before. There every slot gets a weight beside its own, the same
+for all, so that distances decide what merges unless a slot receives much more attention than most.
 
 Shapes: entries (B, H, n, E) are keys beside values; bias (B, H, n) is -inf for an empty slot.
 """
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .biases import capped
-from .constants import CANDIDATES, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE, TINY
+from .constants import CANDIDATES, EVEN_WEIGHT, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE, SEARCHED, TINY
 
 # merge(entries, bias, rate, size, anchor, metric, alpha, cap), by either engine.
 MergeFunction = Callable[
@@ -70,7 +72,7 @@ def merge(
     (B, H, 1, D) both. cap: of the scores. Also returns the new index (B, H, n) of every old slot.
     """
     log_weight = bias + anchor_scores(entries, anchor, cap)
-    ranked = _rank(entries.detach(), log_weight.detach(), rate, metric)
+    ranked = _rank(entries.detach(), log_weight.detach(), rate, metric, size)
     order = ranked.order
     entries, bias, log_weight = _take(entries, order), bias.gather(2, order), log_weight.gather(2, order)
     pairs = _choose_pairs(entries.detach(), ranked, size, metric, alpha)
@@ -99,8 +101,8 @@ class _Pairs(NamedTuple):
 
 
 @torch.no_grad()
-def _rank(entries: Tensor, log_weight: Tensor, rate: Tensor | None, metric: Tensor) -> _Ranking:
-    """By the expected weight times the distance of the value from the mean value."""
+def _rank(entries: Tensor, log_weight: Tensor, rate: Tensor | None, metric: Tensor, size: int) -> _Ranking:
+    """By the expected weight times the distance of the value from the mean value, plus an even weight where `size` is large."""
     dim, live = metric.shape[-1], log_weight > -torch.inf
     key = _centred(entries[..., :dim], live)
     # log E_q[exp(q.k)] of Gaussian queries, up to a constant
@@ -110,6 +112,8 @@ def _rank(entries: Tensor, log_weight: Tensor, rate: Tensor | None, metric: Tens
         expected = torch.where(total > 0, rate + expected * total, expected)
     mean = (expected.unsqueeze(2) @ entries[..., dim:]) / expected.sum(-1)[..., None, None].clamp_min(TINY)
     weight = expected * (entries[..., dim:] - mean).square().sum(-1).sqrt()
+    if rate is not None and size >= SEARCHED:
+        weight = weight + EVEN_WEIGHT * weight.sum(-1, keepdim=True) / live.sum(-1, keepdim=True).clamp_min(1)
     weight = weight / weight.amax(-1, keepdim=True).clamp_min(TINY)
     importance, order = weight.clamp_min(TINY).log().masked_fill(~live, -torch.inf).sort(dim=-1, stable=True)
     return _Ranking(importance, order)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..engines.call import Call
+from ..states.base import pack_of
 from . import attention, autograd
 from .attention import few_queries, in_head_order, kernel_of
 from .autograd import advance_with_gradients
@@ -42,7 +43,7 @@ def refusal(call: Call, query: Tensor, key: Tensor, value: Tensor, state: NearFa
         if state is not None and any(_wants_gradient(getattr(state, name)) for name in STATISTICS):
             return "the statistics of this state want gradients, which only torch's own operators pass on"
     if state is not None and kernel.position_bias is not None:
-        pack: PackedState | None = state.pack
+        pack: PackedState | None = pack_of(state)
         positions = state.positions if pack is None else pack.positions
         if not far_enough(positions, kernel.sinks, kernel.reach):
             return "tokens were dropped from this state, so that slots are nearer than position_bias reaches"
@@ -68,7 +69,7 @@ def _wants_gradient(*tensors: Tensor | None) -> bool:
 
 def _trained(kernel: NearFar, query: Tensor, key: Tensor, value: Tensor, state: NearFarState | None) -> bool:
     """Whether a call has gradients. A state that is still packed has none."""
-    held = () if state is None or state.pack is not None else state.tensors().values()
+    held = () if state is None or pack_of(state) is not None else state.tensors().values()
     return _wants_gradient(query, key, value, kernel.bias_table(), *held)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..engines import native
 from ..engines.native.plans import eligible
-from ..states.base import State
+from ..states.base import State, pack_of
 from .bindings import Inputs, NearBuffer, PackedState, PreparedDecode, advance
 from .far_cache import FarCache
 from .kernel import NearFar
@@ -62,11 +62,12 @@ def _with_positions(
     if state is None:
         seen = [0] * key.shape[0]
     elif not isinstance(state, NearFarState) or (
-        state.pack is None and not state.tokens.shape == state.merged.shape == key.shape[:1]
+        pack_of(state) is None and not state.tokens.shape == state.merged.shape == key.shape[:1]
     ):
         return None
     else:
-        positions = state.pack.positions if state.pack is not None else state.positions
+        pack: PackedState | None = pack_of(state)
+        positions = state.positions if pack is None else pack.positions
         if table is not None and not far_enough(positions, kernel.sinks, table.shape[1] // 2):
             return None
         seen = positions.tokens
@@ -104,7 +105,7 @@ def _served(
     elif not isinstance(state, NearFarState) or state.kernel != plan.signature:
         return None
     else:
-        packed = state.pack
+        packed = pack_of(state)
         if packed is None:
             packed = _validated(state, kernel, plan)
         elif (packed.buffer.prepared is None or packed.buffer.prepared.plan is not plan) and _sizes(

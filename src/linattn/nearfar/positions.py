@@ -53,12 +53,8 @@ class Positions(NamedTuple):
         most = max([0, *(t + n for t, n in zip(self.tokens, counts, strict=True))])
         return most <= room + kernel.window and max([0, *self.merged]) <= room
 
-    def slots_after(
-        self, kernel: Window, budgets: Sequence[int], used: Sequence[int], counts: list[int]
-    ) -> Sequence[int]:
+    def slots_after(self, kernel: Window, budgets: Sequence[int], used: Sequence[int], counts: list[int]) -> list[int]:
         """The slots of each head after `counts` more tokens, which had `used` of its budget so far."""
-        if tuple(used) == tuple(budgets):
-            return used
         pairs = list(zip(budgets, used, strict=True))
         found = {pair: self._head_slots_after(kernel, *pair, counts) for pair in set(pairs)}
         return [found[pair] for pair in pairs]

@@ -6,10 +6,11 @@ from torch.nn import functional as F
 
 from ..functional.delta_rule import delta_rule
 from ..functional.recurrent import EngineName
-from .recurrent import GatedRMSNorm, MixerState, convolve, merge_heads, short_conv, split_heads, wide
+from ..states import ConvState, State
+from .recurrent import GatedRMSNorm, MixerState, TokenMixer, convolve, merge_heads, short_conv, split_heads, wide
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(TokenMixer):
     """The token mixer of Qwen3-Next, with the parameters of transformers' Qwen3NextGatedDeltaNet.
 
     >>> import torch
@@ -56,16 +57,10 @@ class GatedDeltaNet(nn.Module):
         self.norm = GatedRMSNorm(value_head_dim, norm_eps)
         self.out_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        state: MixerState | None = None,
-        return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, MixerState]:
-        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
-        mixed, gate, beta, log_decay = self._project(hidden_states)
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
+        mixed, gate, beta, log_decay = self._project(x)
         mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
         query, key, value = mixed.split(self.sizes, -1)
         key_dim, value_dim = self.head_dims
@@ -84,7 +79,7 @@ class GatedDeltaNet(nn.Module):
         )
         out, after = found if isinstance(found, tuple) else (found, None)
         rows = self.out_proj(merge_heads(self.norm(out, gate)))
-        return rows if after is None else (rows, MixerState(after, conv))
+        return rows, after, conv
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """queries, keys and values (B, T, channels), gate (B, H, T, dim), beta and log_decay (B, H, T).

@@ -6,9 +6,11 @@ from torch.nn import functional as F
 
 from ..functional.delta_rule import delta_rule
 from ..functional.recurrent import EngineName
+from ..states import ConvState, State
 from .recurrent import (
     GatedRMSNorm,
     MixerState,
+    TokenMixer,
     convolve,
     inverse_softplus_of_time_steps,
     merge_heads,
@@ -34,7 +36,7 @@ class ForgetGate(nn.Module):
         return -wide(self.A_log).exp().transpose(1, 2) * split_heads(time_step, self.head_dim)
 
 
-class KimiDeltaAttention(nn.Module):
+class KimiDeltaAttention(TokenMixer):
     """The token mixer of Kimi Linear (KDA), with the parameters of transformers' KimiLinearDeltaAttention.
 
     >>> import torch
@@ -72,16 +74,9 @@ class KimiDeltaAttention(nn.Module):
         self.o_norm = GatedRMSNorm(head_dim, norm_eps, activation="sigmoid")
         self.o_proj = nn.Linear(inner, hidden_size, bias=False)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        state: MixerState | None = None,
-        return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, MixerState]:
-        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
-        x = hidden_states
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
         mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
         query, key, value = (split_heads(y, self.head_dim) for y in mixed.chunk(3, -1))
@@ -100,4 +95,4 @@ class KimiDeltaAttention(nn.Module):
         out, after = found if isinstance(found, tuple) else (found, None)
         gate = split_heads(self.g_b_proj(self.g_a_proj(x)), self.head_dim)
         rows = self.o_proj(merge_heads(self.o_norm(out, gate)))
-        return rows if after is None else (rows, MixerState(after, conv))
+        return rows, after, conv

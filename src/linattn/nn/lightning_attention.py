@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from ..functional.decayed_sums import decayed_sums
 from ..functional.recurrent import EngineName
-from .recurrent import MixerState, RMSNorm, merge_heads
+from ..states import ConvState, State
+from .recurrent import MixerState, RMSNorm, TokenMixer, merge_heads
 
 
-class LightningAttention(nn.Module):
+class LightningAttention(TokenMixer):
     """The linear attention of MiniMax, with the parameters of transformers' MiniMaxLightningAttention.
 
     >>> import torch
@@ -49,16 +50,10 @@ class LightningAttention(nn.Module):
         self.register_buffer("slope_rate", (rate * factor)[:, None, None])
         self.register_load_state_dict_pre_hook(_without_derived_decays)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        state: MixerState | None = None,
-        return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, MixerState]:
-        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
-        mixed = torch.unflatten(F.silu(self.qkv_proj(hidden_states)), -1, (-1, 3 * self.head_dim)).transpose(1, 2)
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
+        mixed = torch.unflatten(F.silu(self.qkv_proj(x)), -1, (-1, 3 * self.head_dim)).transpose(1, 2)
         query, key, value = mixed.chunk(3, -1)  # (B, heads, T, dim) each
         out, after = decayed_sums(
             query,
@@ -71,9 +66,9 @@ class LightningAttention(nn.Module):
             return_state=return_state,
             engine=self.engine,
         )
-        gate = torch.sigmoid(self.output_gate(hidden_states))
+        gate = torch.sigmoid(self.output_gate(x))
         rows = self.out_proj(gate * self.norm(merge_heads(out)))
-        return (rows, MixerState(after)) if return_state else rows
+        return rows, after if return_state else None, None
 
 
 def _without_derived_decays(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -8,9 +8,11 @@ from torch.nn import functional as F
 
 from ..functional.decayed_sums import decayed_sums
 from ..functional.recurrent import EngineName
+from ..states import ConvState, State
 from .recurrent import (
     GatedRMSNorm,
     MixerState,
+    TokenMixer,
     convolve,
     inverse_softplus_of_time_steps,
     merge_heads,
@@ -20,7 +22,7 @@ from .recurrent import (
 )
 
 
-class Mamba2(nn.Module):
+class Mamba2(TokenMixer):
     """The token mixer of Mamba-2, with the parameters of transformers' Mamba2Mixer.
 
     >>> import torch
@@ -67,25 +69,19 @@ class Mamba2(nn.Module):
         self.norm = GatedRMSNorm(inner, norm_eps, gate_first=True, groups=n_groups)
         self.out_proj = nn.Linear(inner, hidden_size, bias=bias)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        state: MixerState | None = None,
-        return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, MixerState]:
-        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
-        gate, mixed, dt = self.in_proj(hidden_states).split([self.sizes[0], sum(self.sizes), self.num_heads], -1)
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
+        gate, mixed, dt = self.in_proj(x).split([self.sizes[0], sum(self.sizes), self.num_heads], -1)
         mixed, conv = convolve(mixed, self.conv1d, key_mask, state, self.engine, return_state)
-        x, B, C = mixed.split(self.sizes, -1)
-        x = split_heads(x, self.head_dim)
+        values, B, C = mixed.split(self.sizes, -1)
+        values = split_heads(values, self.head_dim)
         dt = F.softplus(wide(dt) + self.dt_bias).clamp(*self.time_step_limit)
         dt = dt.transpose(1, 2)  # (B, H, T)
         out, after = decayed_sums(
             split_heads(C, self.state_size),
             split_heads(B, self.state_size),
-            (x * dt.unsqueeze(-1)).to(x.dtype),
+            (values * dt.unsqueeze(-1)).to(values.dtype),
             log_decay=-wide(self.A_log).exp()[:, None] * dt,
             scale=1.0,
             enable_gqa=True,
@@ -94,6 +90,6 @@ class Mamba2(nn.Module):
             return_state=return_state,
             engine=self.engine,
         )
-        out = (out + x * self.D[:, None, None]).to(x.dtype)
+        out = (out + values * self.D[:, None, None]).to(values.dtype)
         rows = self.out_proj(self.norm(merge_heads(out), gate))
-        return (rows, MixerState(after, conv)) if return_state else rows
+        return rows, after if return_state else None, conv

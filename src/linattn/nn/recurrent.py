@@ -37,6 +37,28 @@ class MixerState:
         return self.rule.nbytes + (0 if self.conv is None else self.conv.nbytes)
 
 
+class TokenMixer(nn.Module):
+    """A layer of an update rule: (B, T, hidden_size) -> (B, T, hidden_size), with a state between calls."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        state: MixerState | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, MixerState]:
+        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
+        rows, after, conv = self._mix(hidden_states, key_mask, state, return_state)
+        return rows if after is None else (rows, MixerState(after, conv))
+
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
+        """The output, and with return_state the states of the rule and of the short convolution, if the layer has one."""
+        raise NotImplementedError
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean of squares + eps) * weight, computed in float32 at least."""
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ..functional import routing
 from ..functional.decayed_sums import decayed_sums
 from ..functional.recurrent import EngineName
-from ..states import RecurrentState
-from .recurrent import GatedRMSNorm, MixerState, merge_heads, split_heads
+from ..states import ConvState, RecurrentState, State
+from .recurrent import GatedRMSNorm, MixerState, TokenMixer, merge_heads, split_heads
 
 
-class Retention(nn.Module):
+class Retention(TokenMixer):
     """Multi-scale retention (RetNet), with the parameters of fla's MultiScaleRetention.
 
     >>> import torch
@@ -54,16 +54,9 @@ class Retention(nn.Module):
         self.g_norm_swish_gate = GatedRMSNorm(self.head_dims[1], norm_eps)
         self.o_proj = nn.Linear(value_dim, hidden_size, bias=False)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        key_mask: Tensor | None = None,
-        state: MixerState | None = None,
-        return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, MixerState]:
-        """(B, T, hidden_size) -> (B, T, hidden_size), plus the state with return_state. key_mask: (B, T), False = padding."""
-        x = hidden_states
+    def _mix(
+        self, x: Tensor, key_mask: Tensor | None, state: MixerState | None, return_state: bool
+    ) -> tuple[Tensor, State | None, ConvState | None]:
         key_dim, value_dim = self.head_dims
         positions = _positions(x, key_mask, state)
         query, key = (
@@ -83,7 +76,7 @@ class Retention(nn.Module):
         )
         gate = split_heads(self.g_proj(x), value_dim)
         rows = self.o_proj(merge_heads(self.g_norm_swish_gate(out, gate)))
-        return (rows, MixerState(after)) if return_state else rows
+        return rows, after if return_state else None, None
 
 
 def _positions(x: Tensor, key_mask: Tensor | None, state: MixerState | None) -> Tensor:

@@ -6,6 +6,7 @@ const SVG = holder.firstChild.namespaceURI;
 // Okabe and Ito's colours, told apart with any colour vision; dashes and marks repeat the distinction.
 export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f"];
 const DASHES = ["", "7 4", "2 3", "9 3 2 3", "1 4", "12 4", "5 2 1 2", "3 6"];
+const LETTER = 6.4; // pixels of a letter of a label
 const MARKS = ["circle", "square", "diamond", "triangle"];
 
 /** A number in few characters: 1.2k, 3.4M, 0.012. */
@@ -16,7 +17,7 @@ export function short(value) {
   for (const [limit, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) return `${trim(value / (limit === 1e4 ? 1e3 : limit))}${unit}`;
   }
-  return trim(value);
+  return Number.isInteger(value) ? String(value) : trim(value); // 2048 tokens are not 2050
 }
 const trim = (x) => String(Number(x.toPrecision(3)));
 
@@ -124,8 +125,11 @@ export function lineChart(element, options) {
       button.setAttribute("aria-pressed", String(!hidden.has(one.label)));
       button.title = "show or hide";
       const line = make("svg", { width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true" }, button);
-      make("line", { x1: 1, x2: 27, y1: 6, y2: 6, stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, line);
-      mark(one.mark, 14, 6, 3, one.colour, line);
+      if (one.bars) make("rect", { x: 8, y: 1, width: 12, height: 10, fill: one.colour, "fill-opacity": 0.75 }, line);
+      else if (one.line !== false) {
+        make("line", { x1: 1, x2: 27, y1: 6, y2: 6, stroke: one.colour, "stroke-width": 2, "stroke-dasharray": one.dash }, line);
+      }
+      if (!one.bars) mark(one.mark, 14, 6, 3, one.colour, line);
       button.append(one.label);
       button.onclick = () => {
         if (!hidden.delete(one.label)) hidden.add(one.label);
@@ -151,7 +155,11 @@ export function lineChart(element, options) {
     const zero = series.some((s) => s.bars) && !log.y ? [0] : [];
     const ys = extent([...zero, ...series.flatMap((s) => s.points.map((p) => p[1])), ...rules.flatMap((r) => r.y ?? [])], log.y);
     if (series.some((s) => s.bars) && !log.x) [xs[0], xs[1]] = [xs[0] - 0.04 * (xs[1] - xs[0]), xs[1] + 0.04 * (xs[1] - xs[0])];
-    const box = { left: 52, right: width - 20, top: 10, bottom: height - 38 };
+    const names = current.x?.names || {};
+    const named = current.x?.ticks?.filter((t) => t >= xs[0] && t <= xs[1] && names[t]) || [];
+    const longest = Math.max(0, ...named.map((t) => names[t].length));
+    const slanted = named.length > 1 && LETTER * longest > (width - 72) / named.length; // names that would run into each other
+    const box = { left: 52, right: width - 20, top: 10, bottom: height - 38 - (slanted ? Math.min(60, 0.6 * LETTER * longest) : 0) };
     const place = (range, isLog, from, to) => (value) => {
       const f = isLog ? Math.log : (v) => v;
       return from + ((f(value) - f(range[0])) / (f(range[1]) - f(range[0]))) * (to - from);
@@ -163,9 +171,12 @@ export function lineChart(element, options) {
     for (const value of xTicks) {
       const x = px(value);
       make("line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: "grid" }, svg);
-      if (x - last < 34) continue;
+      if (x - last < (slanted ? 12 : 34)) continue;
       last = x;
-      make("text", { x, y: box.bottom + 16, "text-anchor": "middle" }, svg).textContent = current.x?.names?.[value] ?? short(value);
+      const place = slanted
+        ? { x: x + 4, y: box.bottom + 13, "text-anchor": "end", transform: `rotate(-35 ${x + 4} ${box.bottom + 13})` }
+        : { x, y: box.bottom + 16, "text-anchor": "middle" };
+      make("text", place, svg).textContent = names[value] ?? short(value);
     }
     for (const value of ticks(ys, log.y, height / 50)) {
       const y = py(value);

@@ -27,7 +27,7 @@ def _chart(axes: Any) -> dict[str, Any] | None:
         return None
     series, rules = [], []
     for line in axes.lines:
-        x, y = ([float(value) for value in part] for part in (line.get_xdata(), line.get_ydata()))
+        x, y = ([float(value) for value in part] for part in (line.get_xdata(orig=False), line.get_ydata(orig=False)))
         label = str(line.get_label())
         rule = _rule(x, y, line, axes)
         if rule is not None:
@@ -47,8 +47,11 @@ def _chart(axes: Any) -> dict[str, Any] | None:
     if not series:
         return None
     names = [label.get_text() for label in axes.get_xticklabels()]
+    given = _names_are_given(axes)
     ticks = {
-        _key(at): name for at, name in zip(axes.get_xticks(), names, strict=False) if name and not _is_number(name)
+        _key(at): name
+        for at, name in zip(axes.get_xticks(), names, strict=False)
+        if name and (given or not _is_number(name))
     }
     return {
         "title": axes.get_title() or axes.get_ylabel(),
@@ -91,6 +94,16 @@ def _points(x: Any, y: Any) -> list[list[float]]:
 def _key(number: float) -> str:
     """As JavaScript writes a number."""
     return str(int(number)) if float(number).is_integer() else repr(float(number))
+
+
+def _names_are_given(axes: Any) -> bool:
+    """True if the ticks were named one by one, perhaps by numbers: 16 bytes at place 0."""
+    from matplotlib.category import StrCategoryFormatter
+    from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
+
+    formatter, locator = axes.xaxis.get_major_formatter(), axes.xaxis.get_major_locator()
+    named = isinstance(formatter, FuncFormatter) and isinstance(locator, FixedLocator)  # set_xticks with labels
+    return named or isinstance(formatter, FixedFormatter | StrCategoryFormatter)
 
 
 def _is_number(text: str) -> bool:

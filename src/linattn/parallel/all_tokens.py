@@ -15,27 +15,27 @@ from .heads import gather_tokens, share, to_heads, to_tokens
 from .shards import pack_shards, shard_lengths
 
 
-def _refuse_state(given: Arguments, what: str, why: str) -> None:
-    if given.state is not None or given.return_state:
+def _refuse_state(arguments: Arguments, what: str, why: str) -> None:
+    if arguments.state is not None or arguments.return_state:
         raise ValueError(
             f"{what} over several processes takes and returns no state: {why}. Leave out state= and return_state=."
         )
 
 
-def _flat_batch(given: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]]:
+def _flat_batch(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...]]:
     """query, key and value with one batch dimension, the mask (B, S), and the batch dimensions."""
-    tensors = given.query, given.key, given.value
+    tensors = arguments.query, arguments.key, arguments.value
     batch = tuple(torch.broadcast_shapes(*(x.shape[:-3] for x in tensors)))
-    mask = read_masks(given, batch, True, given.key.shape[-2])
+    mask = read_masks(arguments, batch, True, arguments.key.shape[-2])
     entries = math.prod(batch)
     query, key, value = (x.expand(*batch, *x.shape[-3:]).reshape(entries, *x.shape[-3:]) for x in tensors)
     return query, key, value, mask, batch
 
 
-def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
+def nearfar(arguments: Arguments, kernel: NearFar, who: Members) -> Tensor:
     """Each process attends for its share of the kv heads, over all tokens."""
-    _refuse_state(given, "near/far attention", "each process holds the states of its own heads only")
-    query, key, value, mask, batch = _flat_batch(given)
+    _refuse_state(arguments, "near/far attention", "each process holds the states of its own heads only")
+    query, key, value, mask, batch = _flat_batch(arguments)
     lengths = shard_lengths(key.shape[2], who, key.device)
     queries = shard_lengths(query.shape[2], who, key.device)
     heads = share(key.shape[1], who)
@@ -43,8 +43,8 @@ def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
     grouped = [groups * h for h in heads]
     q = to_heads(query, grouped, queries, who)
     k, v = (to_heads(x, heads, lengths, who) for x in (key, value))
-    if given.cu_seqlens is not None:
-        pack_shards(given.cu_seqlens, lengths)
+    if arguments.cu_seqlens is not None:
+        pack_shards(arguments.cu_seqlens, lengths)
     seen = mask if mask is not None else torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
     visible = gather_tokens(seen[:, None, :, None].to(key.dtype), lengths, who)[:, 0, :, 0].bool()
     mine = heads[who.rank]
@@ -56,7 +56,7 @@ def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
         if own.positions:
             own = own.of_heads(range(groups * first, groups * (first + mine)))
         local = replace(
-            given,
+            arguments,
             query=q,
             key=k,
             value=v,
@@ -71,12 +71,12 @@ def nearfar(given: Arguments, kernel: NearFar, who: Members) -> Tensor:
     return out.reshape(*batch, *out.shape[1:])
 
 
-def softmax(given: Arguments, who: Members) -> Tensor:
+def softmax(arguments: Arguments, who: Members) -> Tensor:
     """Each process attends with its queries to all keys, which are gathered: memory and bytes grow with the tokens."""
-    _refuse_state(given, "softmax", "its state is all keys and values")
-    query, key, value, mask, batch = _flat_batch(given)
+    _refuse_state(arguments, "softmax", "its state is all keys and values")
+    query, key, value, mask, batch = _flat_batch(arguments)
     lengths = shard_lengths(key.shape[2], who, key.device)
-    if given.is_causal and query.shape[2] != key.shape[2]:
+    if arguments.is_causal and query.shape[2] != key.shape[2]:
         raise ValueError(
             f"causal attention over shards needs queries and keys of the same tokens, got {query.shape[2]} queries and "
             f"{key.shape[2]} keys on process {who.rank}."
@@ -85,9 +85,9 @@ def softmax(given: Arguments, who: Members) -> Tensor:
     k, v = (gather_tokens(x, lengths, who) for x in (key, value))
     seen = mask if mask is not None else torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
     visible = gather_tokens(seen[:, None, :, None].to(key.dtype), lengths, who)[:, 0, :, 0].bool()
-    first, last, packed = 0, before + mine if given.is_causal else sum(lengths), None
-    if given.cu_seqlens is not None:
-        packing = pack_shards(given.cu_seqlens, lengths)
+    first, last, packed = 0, before + mine if arguments.is_causal else sum(lengths), None
+    if arguments.cu_seqlens is not None:
+        packing = pack_shards(arguments.cu_seqlens, lengths)
         shard = packing.shards[who.rank]
         if shard.sequences:
             bounds = packing.bounds
@@ -96,7 +96,7 @@ def softmax(given: Arguments, who: Members) -> Tensor:
             packed = list(shard.bounds), keys
     k, v, visible = k[:, :, first:last], v[:, :, first:last], visible[:, first:last]
     local = replace(
-        given,
+        arguments,
         query=query,
         key=k,
         value=v,
@@ -111,7 +111,7 @@ def softmax(given: Arguments, who: Members) -> Tensor:
     return out.reshape(*batch, *out.shape[1:])
 
 
-def _call(given: Arguments) -> Tensor:
-    options = {name: getattr(given, name) for name in Arguments.__dataclass_fields__}
+def _call(arguments: Arguments) -> Tensor:
+    options = {name: getattr(arguments, name) for name in Arguments.__dataclass_fields__}
     out: Tensor = attention(**{**options, "return_state": False, "state": None, "enable_gqa": True})
     return out

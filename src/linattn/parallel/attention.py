@@ -73,7 +73,7 @@ def attention(
     Returns:
         (..., heads, tokens of this process, value dim); with return_state, that and the State.
     """
-    given = Arguments(
+    arguments = Arguments(
         query=query,
         key=key,
         value=value,
@@ -95,40 +95,47 @@ def attention(
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            return _alone(given)
-        return _over_shards(given, who, schedule)
+            return _alone(arguments)
+        return _over_shards(arguments, who, schedule)
 
 
-def _alone(given: Arguments) -> Tensor | tuple[Tensor, State]:
-    options: Any = {name: getattr(given, name) for name in Arguments.__dataclass_fields__}
+def _alone(arguments: Arguments) -> Tensor | tuple[Tensor, State]:
+    options: Any = {name: getattr(arguments, name) for name in Arguments.__dataclass_fields__}
     return local_attention(**options)
 
 
-def _over_shards(given: Arguments, who: Members, schedule: Schedule) -> Tensor | tuple[Tensor, State]:
-    checks.check_scale(given.scale)
-    checks.check_dropout(given.dropout_p)
-    batch = checks.check_inputs(given.query, given.key, given.value, given.enable_gqa)
-    flat = given.query.dim() == 2
+def _over_shards(arguments: Arguments, who: Members, schedule: Schedule) -> Tensor | tuple[Tensor, State]:
+    if arguments.scale is not None:
+        checks.check_scale(arguments.scale)
+    checks.check_dropout(arguments.dropout_p)
+    batch = checks.check_inputs(arguments.query, arguments.key, arguments.value, arguments.enable_gqa)
+    flat = arguments.query.dim() == 2
     if flat:
-        given = _with_heads(given)
-    kernel = constant(given.kernel, given.query)
+        arguments = _with_heads(arguments)
+    kernel = constant(arguments.kernel, arguments.query)
     if isinstance(kernel, (NearFar, Softmax)):
-        checks.check_sums(kernel, given.normalize, given.log_decay is not None or given.gate is not None)
-        out = all_tokens.nearfar(given, kernel, who) if isinstance(kernel, NearFar) else all_tokens.softmax(given, who)
-        return connected(out.squeeze(-3) if flat else out, given.query, given.key, given.value)
-    rule = make_rule(given, batch)
-    layout = layout_of(given.cu_seqlens, given.key.shape[-2], given.key.device, who)
-    if given.is_causal:
-        if given.query.shape[-2] != given.key.shape[-2]:
+        checks.check_sums(kernel, arguments.normalize, arguments.log_decay is not None or arguments.gate is not None)
+        out = (
+            all_tokens.nearfar(arguments, kernel, who)
+            if isinstance(kernel, NearFar)
+            else all_tokens.softmax(arguments, who)
+        )
+        return connected(out.squeeze(-3) if flat else out, arguments.query, arguments.key, arguments.value)
+    rule = make_rule(arguments, batch)
+    layout = layout_of(arguments.cu_seqlens, arguments.key.shape[-2], arguments.key.device, who)
+    if arguments.is_causal:
+        if arguments.query.shape[-2] != arguments.key.shape[-2]:
             raise ValueError(
-                f"causal attention over shards needs queries and keys of the same tokens, got {given.query.shape[-2]} "
-                f"queries and {given.key.shape[-2]} keys on process {who.rank}."
+                f"causal attention over shards needs queries and keys of the same tokens, got {arguments.query.shape[-2]} "
+                f"queries and {arguments.key.shape[-2]} keys on process {who.rank}."
             )
-        out, final = run_causal(rule, layout, state=given.state, return_state=given.return_state, schedule=schedule)
+        out, final = run_causal(
+            rule, layout, state=arguments.state, return_state=arguments.return_state, schedule=schedule
+        )
     else:
-        out, final = run_full(rule, layout, state=given.state, return_state=given.return_state)
+        out, final = run_full(rule, layout, state=arguments.state, return_state=arguments.return_state)
     out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values(), *kernel.parameters())
-    if not given.return_state:
+    if not arguments.return_state:
         return out
     assert final is not None
     return out, final
@@ -143,45 +150,45 @@ def layout_of(cu_seqlens: object, tokens: int, device: torch.device, who: Member
     return Layout(who, pack_shards(cu_seqlens, shard_lengths(tokens, who, device)))
 
 
-def _with_heads(given: Arguments) -> Arguments:
+def _with_heads(arguments: Arguments) -> Arguments:
     """Tokens (T, dim) as one head."""
-    one = {name: getattr(given, name).unsqueeze(0) for name in ("query", "key", "value")}
-    if given.log_decay is not None and given.log_decay.dim() == 2 and per_channel(given):
-        one["log_decay"] = given.log_decay.unsqueeze(0)
-    if given.attn_mask is not None:
-        one["attn_mask"] = given.attn_mask.unsqueeze(0)
-    return replace(given, **one)
+    one = {name: getattr(arguments, name).unsqueeze(0) for name in ("query", "key", "value")}
+    if arguments.log_decay is not None and arguments.log_decay.dim() == 2 and per_channel(arguments):
+        one["log_decay"] = arguments.log_decay.unsqueeze(0)
+    if arguments.attn_mask is not None:
+        one["attn_mask"] = arguments.attn_mask.unsqueeze(0)
+    return replace(arguments, **one)
 
 
-def make_rule(given: Arguments, batch: tuple[int, ...]) -> SumsRule:
+def make_rule(arguments: Arguments, batch: tuple[int, ...]) -> SumsRule:
     """A call with a linear kernel, of these batch dimensions, as a rule."""
-    kernel = constant(given.kernel, given.query)
-    heads, tokens = given.key.shape[-3:-1]
-    found = {"query": given.query, "key": given.key, "value": given.value}
-    mask = read_masks(given, batch, True, tokens)
+    kernel = constant(arguments.kernel, arguments.query)
+    heads, tokens = arguments.key.shape[-3:-1]
+    found = {"query": arguments.query, "key": arguments.key, "value": arguments.value}
+    mask = read_masks(arguments, batch, True, tokens)
     if mask is not None:
         found["key_mask"] = mask.reshape(*batch, tokens)
-    if given.log_decay is not None:
-        channels = per_channel(given)
-        shape = (*batch, heads, tokens, *((kernel.features_of(given.key),) if channels else ()))
-        found["log_decay_channels" if channels else "log_decay"] = expanded("log_decay", given.log_decay, shape)
-    if given.gate is not None:
-        found["gate"] = expanded("gate", given.gate, (*batch, heads, tokens))
+    if arguments.log_decay is not None:
+        channels = per_channel(arguments)
+        shape = (*batch, heads, tokens, *((kernel.features_of(arguments.key),) if channels else ()))
+        found["log_decay_channels" if channels else "log_decay"] = expanded("log_decay", arguments.log_decay, shape)
+    if arguments.gate is not None:
+        found["gate"] = expanded("gate", arguments.gate, (*batch, heads, tokens))
     options = {
         "kernel": kernel,
-        "scale": given.scale,
-        "is_causal": given.is_causal,
-        "normalize": given.normalize,
+        "scale": arguments.scale,
+        "is_causal": arguments.is_causal,
+        "normalize": arguments.normalize,
         "enable_gqa": True,
         "return_state": True,
-        "engine": given.engine,
+        "engine": arguments.engine,
     }
     return SumsRule(
         function=local_attention,
         tokens=found,
         options=options,
         batch=len(batch),
-        extra_work=SUMS_EXTRA if given.normalize or given.log_decay is None else DECAYED_EXTRA,
+        extra_work=SUMS_EXTRA if arguments.normalize or arguments.log_decay is None else DECAYED_EXTRA,
         per_head_kernel=_has_heads(kernel),
     )
 

@@ -10,7 +10,7 @@ from ..engines.call import EngineName
 from ..functional import decayed_sums as sums
 from ..functional import routing
 from ..functional.delta_rule import delta_rule as local_delta_rule
-from ..functional.recurrent_checks import check_heads, check_tokens
+from ..functional.recurrent_checks import check_heads, check_same_tokens
 from ..ops.packing import CuSeqlens
 from ..states import State
 from .attention import DECAYED_EXTRA, expanded, layout_of
@@ -130,7 +130,7 @@ def _read(tokens: Mapping[str, Tensor | None], enable_gqa: bool) -> tuple[Tensor
     """Tokens with a head dimension and gates of full shape; the batch dimensions; whether there were no heads."""
     found = {name: x for name, x in tokens.items() if x is not None}
     query, key, value = found["query"], found["key"], found["value"]
-    check_tokens(query, key, value)
+    check_same_tokens(query, key, value)
     flat = query.dim() == 2
     if flat:
         found |= {name: found[name].unsqueeze(0) for name in ("query", "key", "value")}

@@ -94,7 +94,7 @@ class Engine:
             return not self._stopping
 
     def _turn(self) -> None:
-        """Drops what nobody waits for, admits jobs, then reads one piece or makes one decode step."""
+        """Drops cancelled jobs, admits new ones, then reads one piece or makes one decode step."""
         self._drop_ended()
         rows = len(self._answers) + sum(max(1, job.answers) for job in self._reading)
         while self._waiting and (rows == 0 or rows + max(1, self._waiting[0].answers) <= self.schedule.rows):
@@ -154,7 +154,7 @@ class Engine:
         """The job whose turn it is; it goes to the end of the line.
 
         A job that has read nothing yet comes before one that has, but never twice in a row if one of those waits. Jobs that
-        wait for another, which reads the same, are passed over; the first in line has nobody to wait for.
+        wait for another, which reads the same, are passed over; the first in line never waits.
         """
         for job in self._reading:
             leader = job.leader

@@ -69,12 +69,6 @@ class State:
                 return None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def pack(self) -> Any:
-        """The pack, or None once a tensor was accessed or set."""
-        fields = self.__dict__
-        return fields.get("_pack") if len(fields) == 2 else None
-
     def tensors(self) -> dict[str, Tensor]:
         """Field -> tensor, without the fields that are None."""
         found = {name: getattr(self, name) for name in self.table}
@@ -261,6 +255,12 @@ class State:
         except ValueError as error:
             raise ValueError(f"{name} holds a damaged state: {str(error).removeprefix(UNUSABLE)}") from None
         return state
+
+
+def pack_of(state: State) -> Any:
+    """The pack of a state, in the class of the engine that made it; None once a tensor was accessed or set."""
+    fields = state.__dict__
+    return fields.get("_pack") if len(fields) == 2 else None
 
 
 def _read_index(index: Tensor | Sequence[int] | Sequence[bool], batch: int, device: torch.device) -> Tensor:

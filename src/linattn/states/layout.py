@@ -9,6 +9,7 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MOST = 2**62  # of a count: adding the tokens of a call must not overflow
+LARGEST_LOG = 1e30  # sums of two of them, in units of log2, are still floats
 WORDS = {
     "H": "kv heads",
     "r": "features",
@@ -30,8 +31,8 @@ WORDS = {
 class Spec(NamedTuple):
     """One tensor of a state: its dimensions behind the batch dimensions, by name, and the kind of its numbers.
 
-    kind: "float"; "statistic", a float that may have left its range; "log", a float below infinity, where -inf stands for
-    the logarithm of 0; "count", an integer >= 0; "flag", a bool; "code", a float or an int8.
+    kind: "float"; "statistic", a float that may have left its range; "log", a float between -1e30 and 1e30, or
+    -inf for the logarithm of 0; "count", an integer >= 0; "flag", a bool; "code", a float or an int8.
     """
 
     dims: tuple[str, ...]
@@ -93,7 +94,7 @@ def _words(dims: tuple[str, ...]) -> str:
 
 
 def check_values(tensors: Mapping[str, Tensor], table: Mapping[str, Spec], finite: bool = False) -> None:
-    """Counts are not negative and logarithms are below infinity; with `finite`, floats are finite too."""
+    """Counts are not negative and logarithms are in range; with `finite`, floats are finite too."""
     for name, x in tensors.items():
         kind = table[name].kind
         if x.numel() == 0:
@@ -103,8 +104,8 @@ def check_values(tensors: Mapping[str, Tensor], table: Mapping[str, Spec], finit
             if low < 0 or high > MOST:
                 raise ValueError(f"its {name} must lie between 0 and 2^62, got {low if low < 0 else high}.")
         elif kind == "log":
-            if not bool((x < torch.inf).all()):
-                raise ValueError(f"its {name} must not be NaN or infinity.")
+            if not bool(((x.abs() < LARGEST_LOG) | (x == -torch.inf)).all()):
+                raise ValueError(f"its {name} must lie between -1e30 and 1e30, or be -inf for the logarithm of 0.")
         elif finite and kind == "float" and not bool(torch.isfinite(x).all()):
             raise ValueError(f"its {name} must be finite, but holds NaN or infinity.")
 

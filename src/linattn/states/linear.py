@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.base import Kernel
 from ..ops.linear_attention.decay import forgetting
-from .base import State
+from .base import State, pack_of
 from .layout import Spec
 
 __all__ = ["LinearState", "Nothing", "Pack", "State"]
@@ -116,7 +116,7 @@ class LinearState(State):
     @property
     def untouched(self) -> bool:
         """True for an empty state whose tensors were never accessed or set."""
-        return isinstance(self.pack, Nothing)
+        return isinstance(pack_of(self), Nothing)
 
     def subtract(
         self,

@@ -35,7 +35,7 @@ def introduction(run: Run, probing: Probing, outcome: Outcome) -> str:
     )
     return (
         f"ResNet-18 of width {run.width}, {run.stem} stem: {which}. Probes at {len(outcome.points)} points, each the vote of "
-        f"the {probing.k} nearest training plots. A picture's depth is the first probe from which all agree with the "
+        f"the {probing.k} nearest training images. A picture's depth is the first probe from which all agree with the "
         f"network: 0 where the pixels settle it, {len(outcome.points)} where even the last probe says otherwise."
     )
 

@@ -41,11 +41,13 @@ def draw_histogram(axis: Axes, outcome: Outcome) -> None:
 
 def draw_accuracy(axis: Axes, found: ByDepth, title: str = "Accuracy by depth", colour: str = COLOUR) -> None:
     """Bars for bands of depth, with how many images they hold, and a dot for every single depth."""
-    for (first, last), height, count in zip(found.bands, found.accuracy, found.counts, strict=True):
-        middle = (first + last) / 2
-        axis.bar(middle, height, last - first + 0.9, color=colour, alpha=0.75)
+    middles = [(first + last) / 2 for first, last in found.bands]
+    widths = [last - first + 0.9 for first, last in found.bands]
+    axis.bar(middles, found.accuracy, widths, color=colour, alpha=0.75, label="bands of depth")
+    for middle, height, count in zip(middles, found.accuracy, found.counts, strict=True):
         axis.text(middle, 1.03, f"{height:.3f}\n({count})", ha="center", va="bottom", fontsize=8)
-    axis.plot([depth for depth, _, _ in found.single], [value for _, _, value in found.single], "o", color="#222", ms=4)
+    depths, values = [depth for depth, _, _ in found.single], [value for _, _, value in found.single]
+    axis.plot(depths, values, "o", color="#222", ms=4, label="single depths")
     axis.set(xticks=range(found.bands[-1][1] + 1), ylim=(0, 1.16), yticks=np.arange(0, 1.01, 0.2))
     axis.set(title=title, ylabel="accuracy of the network", xlabel="prediction depth")
     _plain(axis)

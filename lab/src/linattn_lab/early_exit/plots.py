@@ -50,7 +50,7 @@ def _accuracy_and_macs(axes: Axes, curve: Curve) -> None:
     for name in RULES:
         own = sorted((p.macs / 1e6, p.accuracy) for p in curve.points if name_of(p.rule) == name)
         axes.plot([m for m, _ in own], [a for _, a in own], ".-", color=COLOURS[name], label=name)
-    axes.axhline(curve.full_accuracy, color="grey", lw=0.8, ls=":", label="last exit, nobody leaves early")
+    axes.axhline(curve.full_accuracy, color="grey", lw=0.8, ls=":", label="last exit, no early exits")
     axes.plot(curve.chosen.macs / 1e6, curve.chosen.accuracy, "r*", ms=14, label="chosen on validation")
     axes.set(xlabel="million MACs per picture", ylabel="accuracy")
     axes.grid(alpha=0.3)

@@ -55,7 +55,7 @@ class Patience:
 class PerExit:
     """Leaves exit by exit where the likeliest class has more than that exit's probability; None leaves a head out.
 
-    A head that is left out is not computed, so that nobody pays for it. The last exit has no tolerance.
+    A head that is left out is not computed and costs nothing. The last exit has no tolerance.
     """
 
     tolerance: tuple[float | None, ...]

@@ -45,7 +45,7 @@ class Curve:
         points: the whole sweep.
         chosen: the point whose rule and tolerance were chosen on the validation pictures.
         exits: (n,) the exit that each image takes at that point; 0 is the first.
-        full_accuracy: of the last exit, where nobody leaves early.
+        full_accuracy: of the last exit, without early exits.
     """
 
     logits: Tensor
@@ -61,7 +61,7 @@ class Curve:
         return self.costs.full / self.chosen.macs
 
     def exit_accuracies(self, labels: Tensor) -> list[tuple[float, float | None]]:
-        """For each exit: accuracy over all images, and over those that leave there (None where nobody does)."""
+        """For each exit: accuracy over all images, and over those that leave there (None where none does)."""
         found = []
         for number, own in enumerate(self.logits):
             right, here = own.argmax(-1) == labels, self.exits == number

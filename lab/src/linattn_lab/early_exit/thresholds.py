@@ -122,7 +122,7 @@ def every_choice(
     at = torch.linspace(0, 1, count)
     levels = [torch.cat([torch.tensor([0.0]), own.quantile(at)[1:-1], torch.tensor([1.0])]) for own in sure]
     passed = torch.stack([torch.searchsorted(level, own) for level, own in zip(levels, sure, strict=True)])
-    shape = (count + 1,) * early  # a tolerance's place t lets those leave that passed more than t; the last nobody
+    shape = (count + 1,) * early  # a tolerance's place t lets those leave that passed more than t; the last, none
     cells = torch.zeros(len(labels), dtype=torch.long)
     for own in passed:
         cells = cells * (count + 1) + own

@@ -52,7 +52,9 @@ def draw_tiles(
 def sample_sheet(images: ImageSet, columns: int = 12) -> Figure:
     """Test images, a row for each class; from little noise to much where the noise is known."""
     classes = images.classes[:12]
-    figure = new_figure(columns * 0.78 + 1.3, len(classes) * 0.85 + 0.2)
+    names = [name.replace("_", " ") for name in classes]
+    margin = 0.3 + 0.13 * max(len(name) for name in names)  # for the names, in widths of a tile
+    figure = new_figure((columns * STEP + margin) * 0.71, len(classes) * 0.85 + 0.2)
     axes = figure.subplots(len(classes), 1, squeeze=False)[:, 0]
     labels = images.test.labels.numpy()
     for label, axis in enumerate(axes):
@@ -61,5 +63,6 @@ def sample_sheet(images: ImageSet, columns: int = 12) -> Figure:
             mine = mine[np.argsort(images.test.truth["noise"][mine], kind="stable")]
         spread = np.linspace(0, len(mine) - 1, min(columns, len(mine))).astype(int)
         draw_tiles(axis, images.test.images[mine[spread]], columns)
-        axis.text(-0.2, 0.5, classes[label].replace("_", " "), ha="right", va="center")
+        axis.set_xlim(left=-margin)
+        axis.text(-0.2, 0.5, names[label], ha="right", va="center")
     return figure

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DIM, PAIRS, SIZE = 16, 64, 0.5
+Series = dict[str, list[float]]
 
 
 def ask(seed: int = 0, quick: bool = False) -> Answer:
@@ -30,17 +32,7 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
         "positive": ((x + y).square().sum(-1)).exp() - 1,
         "trig": (1 - (-(x - y).square().sum(-1)).exp()) ** 2 / 2 * ((x - y).square().sum(-1)).exp(),
     }
-    kinds = ("positive", "positive, orthogonal", "trig")
-    errors: dict[str, list[float]] = {}
-    bias: dict[str, float] = {}
-    for kind in kinds:
-        errors[kind] = []
-        for r in counts:
-            ratios = torch.stack([_estimate(kind, r, seed + 1 + i, query, key) / exact for i in range(draws)])
-            errors[kind].append(float((ratios - 1).square().mean().sqrt()))
-        # The mean of the last estimates in its own standard errors, squared: 1 on average if there is no bias.
-        standard = theory.get(kind, theory["positive"]) / (counts[-1] * draws)
-        bias[kind] = float(((ratios.mean(0) - 1).square() / standard).mean())
+    errors, bias = _errors(query, key, exact, counts, draws, seed, theory)
     predicted = {kind: [float((theory[kind] / r).mean().sqrt()) for r in counts] for kind in theory}
 
     sigma2 = math.sqrt(DIM)
@@ -50,17 +42,9 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
     printed = [_rms(_gaussian(r, seed, query, key, sigma2) - kernel_true) for r in counts]
     stuck = _rms(kernel_wrong - kernel_true)
     at, last = counts.index(256), counts[-1]
+    unbiased = f"squared z of the mean of {draws} draws, {{}}: 1 without bias"
     findings = [
-        *(
-            Finding(
-                f"bias_{kind.split()[-1]}",
-                f"squared z of the mean of {draws} draws, {kind}: 1 without bias",
-                1.0,
-                z,
-                1.0,
-            )
-            for kind, z in bias.items()
-        ),
+        *(Finding(f"bias_{kind.split()[-1]}", unbiased.format(kind), 1.0, z, 1.0) for kind, z in bias.items()),
         Finding(
             "exponent_positive",
             "growth of the error with r, positive",
@@ -83,29 +67,51 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
         ),
     ]
 
-    def draw(figure: "Figure") -> None:
-        left, right_axis = figure.subplots(1, 2)
-        for color, kind in zip(("C0", "C2", "C4"), kinds, strict=False):
-            left.loglog(counts, errors[kind], "o", color=color, label=f"{kind}, measured")
-            if kind in predicted:
-                left.loglog(counts, predicted[kind], "-", color=color, label=f"{kind}, theory")
-        left.set(xlabel="features r", ylabel="relative error", title="The error falls as 1 / sqrt(r)")
-        right_axis.loglog(counts, right, "o-", color="C0", label="w ~ N(0, I / sigma^2)")
-        right_axis.loglog(counts, printed, "o-", color="C3", label="w ~ N(0, sigma^2 I), as printed")
-        right_axis.axhline(stuck, color="C1", ls="--", label="theory: distance to exp(-sigma^2 |q-k|^2 / 2)")
-        right_axis.set(
-            xlabel="frequencies r", ylabel="error of the Gaussian kernel", title="The printed variance is wrong"
-        )
-        for axis in (left, right_axis):
-            axis.legend(fontsize=8)
-            axis.grid(alpha=0.3)
-
     text = (
         "Both kinds of features estimate exp(q.k / sqrt(D)) without bias, with a variance known in closed form. The "
         "frequencies must be drawn with variance 1 / sigma^2: drawn with sigma^2, as lecture notes print it, they "
         "estimate exp(-sigma^2 |q-k|^2 / 2) instead, and no number of features mends that."
     )
+    gaussian = {"w ~ N(0, I / sigma^2)": right, "w ~ N(0, sigma^2 I), as printed": printed}
+    draw = partial(_draw, counts=counts, errors=errors, predicted=predicted, gaussian=gaussian, stuck=stuck)
     return Answer("random-features", "Do random features give softmax?", text, findings, draw)
+
+
+def _errors(
+    query: Tensor, key: Tensor, exact: Tensor, counts: list[int], draws: int, seed: int, theory: dict[str, Tensor]
+) -> tuple[Series, dict[str, float]]:
+    """Relative errors by kind and number of features, and the bias of the largest number."""
+    kinds = ("positive", "positive, orthogonal", "trig")
+    errors: Series = {}
+    bias: dict[str, float] = {}
+    for kind in kinds:
+        errors[kind] = []
+        for r in counts:
+            ratios = torch.stack([_estimate(kind, r, seed + 1 + i, query, key) / exact for i in range(draws)])
+            errors[kind].append(float((ratios - 1).square().mean().sqrt()))
+        # The mean of the last estimates in its own standard errors, squared: 1 on average if there is no bias.
+        standard = theory.get(kind, theory["positive"]) / (counts[-1] * draws)
+        bias[kind] = float(((ratios.mean(0) - 1).square() / standard).mean())
+    return errors, bias
+
+
+def _draw(
+    figure: "Figure", counts: list[int], errors: Series, predicted: Series, gaussian: Series, stuck: float
+) -> None:
+    """errors, predicted: of softmax features by kind. gaussian: of the Gaussian kernel by how frequencies were drawn."""
+    left, right = figure.subplots(1, 2)
+    for color, kind in zip(("C0", "C2", "C4"), errors, strict=True):
+        left.loglog(counts, errors[kind], "o", color=color, label=f"{kind}, measured")
+        if kind in predicted:
+            left.loglog(counts, predicted[kind], "-", color=color, label=f"{kind}, theory")
+    left.set(xlabel="features r", ylabel="relative error", title="The error falls as 1 / sqrt(r)")
+    for color, (label, series) in zip(("C0", "C3"), gaussian.items(), strict=True):
+        right.loglog(counts, series, "o-", color=color, label=label)
+    right.axhline(stuck, color="C1", ls="--", label="theory: distance to exp(-sigma^2 |q-k|^2 / 2)")
+    right.set(xlabel="frequencies r", ylabel="error of the Gaussian kernel", title="The printed variance is wrong")
+    for axis in (left, right):
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
 
 
 def _estimate(kind: str, r: int, seed: int, query: Tensor, key: Tensor) -> Tensor:

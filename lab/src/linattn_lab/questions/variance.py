@@ -1,5 +1,6 @@
 """The variance of a dot product, and why attention divides by sqrt(d)."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,38 +61,41 @@ def ask(seed: int = 0, quick: bool = False) -> Answer:
         ),
     ]
 
-    def draw(figure: "Figure") -> None:
-        left, right = figure.subplots(1, 2)
-        left.loglog(DIMS, variances, "o", color="C0", label="measured Var(q.k)")
-        left.loglog(DIMS, DIMS, "-", color="C1", label="theory: d")
-        left.loglog(
-            DIMS,
-            [v / d for v, d in zip(variances, DIMS, strict=True)],
-            "o",
-            color="C2",
-            label="measured Var(q.k / sqrt(d))",
-        )
-        left.loglog(DIMS, [1] * len(DIMS), "--", color="C1", label="theory: 1")
-        left.set(xlabel="d", ylabel="variance", title="The dot product spreads with d")
-        right.semilogx(DIMS, largest["unscaled"], "o-", color="C3", label="softmax(q.k)")
-        right.semilogx(DIMS, largest["scaled"], "o-", color="C0", label="softmax(q.k / sqrt(d))")
-        right.axhline(float(normal), color="C1", ls="--", label="theory: normal scores")
-        right.set(
-            xlabel="d",
-            ylabel=f"mean largest of {KEYS} weights",
-            title="Without sqrt(d) attention becomes argmax",
-            ylim=(0, 1),
-        )
-        for axis in (left, right):
-            axis.legend()
-            axis.grid(alpha=0.3)
-
     text = (
         "q.k is a sum of d independent products: its mean is |mu|^2 and, for entries of mean 0 and variance 1, its "
         "variance d. Undivided, scores grow with d until one key takes all the weight and gradients vanish; over "
         "sqrt(d) they keep variance 1 whatever d is."
     )
+    draw = partial(_draw, variances=variances, largest=largest, normal=float(normal))
     return Answer("variance", "Why divide by sqrt(d)?", text, findings, draw)
+
+
+def _draw(figure: "Figure", variances: list[float], largest: dict[str, list[float]], normal: float) -> None:
+    """Variances, and the largest weights, over d."""
+    left, right = figure.subplots(1, 2)
+    left.loglog(DIMS, variances, "o", color="C0", label="measured Var(q.k)")
+    left.loglog(DIMS, DIMS, "-", color="C1", label="theory: d")
+    left.loglog(
+        DIMS,
+        [v / d for v, d in zip(variances, DIMS, strict=True)],
+        "o",
+        color="C2",
+        label="measured Var(q.k / sqrt(d))",
+    )
+    left.loglog(DIMS, [1] * len(DIMS), "--", color="C1", label="theory: 1")
+    left.set(xlabel="d", ylabel="variance", title="The dot product spreads with d")
+    right.semilogx(DIMS, largest["unscaled"], "o-", color="C3", label="softmax(q.k)")
+    right.semilogx(DIMS, largest["scaled"], "o-", color="C0", label="softmax(q.k / sqrt(d))")
+    right.axhline(normal, color="C1", ls="--", label="theory: normal scores")
+    right.set(
+        xlabel="d",
+        ylabel=f"mean largest of {KEYS} weights",
+        title="Without sqrt(d) attention becomes argmax",
+        ylim=(0, 1),
+    )
+    for axis in (left, right):
+        axis.legend()
+        axis.grid(alpha=0.3)
 
 
 def _products(pairs: int, dim: int, mean: float, spread: float, generator: torch.Generator) -> torch.Tensor:

@@ -27,7 +27,7 @@ DEFAULTS = TrainConfig(
 
 def examples(pairs: Sequence[Pair], tokens: Tokens, longest: int) -> list[Example]:
     """The tokens of each pair, at most `longest` of the document, its mark included."""
-    beyond = LONGEST_TOKEN * longest  # characters that are not read: what nobody reads need not be split into tokens
+    beyond = LONGEST_TOKEN * longest  # longer texts are cut before they are split into tokens
     documents = tokens.encode_many([marked(pair.document, pair.kind)[:beyond] for pair in pairs])
     summaries = tokens.encode_many([pair.summary for pair in pairs])
     return [(d[:longest], s[:LONGEST_SUMMARY]) for d, s in zip(documents, summaries, strict=True)]

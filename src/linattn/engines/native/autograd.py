@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import bindings as calls
+from .operators import define, floats
 
 _SUMS = "Tensor S, Tensor Z, Tensor scale, Tensor tokens"
 _KEYS = "Tensor key, Tensor value"
@@ -15,7 +16,7 @@ _MAP = "Tensor[] weights, int[] ints, float[] floats"
 def _define(name: str, arguments: str, results: str) -> Any:
     function = getattr(calls, name)
     schema = f"({arguments}, {_MAP}{', bool train' if name == 'causal' else ''}) -> ({results})"
-    return torch.library.custom_op(f"linattn::{name}", function, mutates_args=(), device_types="cpu", schema=schema)
+    return define(name, function, schema)
 
 
 update_state = _define(
@@ -43,10 +44,6 @@ causal_backward = _define(
 )
 
 
-def _like(x: Tensor, *shape: int) -> Tensor:
-    return x.new_empty(shape, dtype=torch.float32)
-
-
 @update_state.register_fake
 def _(
     key: Any,
@@ -66,7 +63,7 @@ def _(
 
 @read_state.register_fake
 def _(query: Any, S: Any, Z: Any, scale: Any, tokens: Any, guarded: Any, weights: Any, ints: Any, floats: Any) -> Any:
-    return _like(query, *query.shape[:3], S.shape[3]), tokens.new_empty(tokens.shape)
+    return floats(query, *query.shape[:3], S.shape[3]), tokens.new_empty(tokens.shape)
 
 
 @causal.register_fake
@@ -89,7 +86,7 @@ def _(
 ) -> Any:
     sums = tuple(x.new_empty(x.shape) for x in (S, Z, scale, tokens, guarded))
     checkpoints = calls.checkpoints_shape(key, S.shape[2], S.shape[3], train)
-    return (_like(query, *query.shape[:3], value.shape[3]), *sums, _like(query, *checkpoints))
+    return (floats(query, *query.shape[:3], value.shape[3]), *sums, floats(query, *checkpoints))
 
 
 @update_state_backward.register_fake
@@ -105,12 +102,12 @@ def _(
     ints: Any,
     floats: Any,
 ) -> Any:
-    return _like(key, *key.shape), _like(value, *value.shape), _like(key, *key.shape[:3])
+    return floats(key, *key.shape), floats(value, *value.shape), floats(key, *key.shape[:3])
 
 
 @read_state_backward.register_fake
 def _(query: Any, S: Any, Z: Any, out: Any, grad_out: Any, weights: Any, ints: Any, floats: Any) -> Any:
-    return _like(query, *query.shape), _like(S, *S.shape), _like(Z, *Z.shape)
+    return floats(query, *query.shape), floats(S, *S.shape), floats(Z, *Z.shape)
 
 
 @causal_backward.register_fake
@@ -131,8 +128,8 @@ def _(
     floats: Any,
 ) -> Any:
     sums = *key.shape[:2], ints[1]
-    keys = _like(key, *key.shape), _like(value, *value.shape), _like(key, *key.shape[:3])
-    return (_like(query, *query.shape), *keys, _like(key, *sums, value.shape[3]), _like(key, *sums))
+    keys = floats(key, *key.shape), floats(value, *value.shape), floats(key, *key.shape[:3])
+    return (floats(query, *query.shape), *keys, floats(key, *sums, value.shape[3]), floats(key, *sums))
 
 
 def _update_state_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -200,8 +197,8 @@ def _causal_grads(ctx: Any, grad_out: Tensor | None, grad_S: Tensor | None, grad
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     if decay is not None or grad_S is not None or grad_Z is not None:
-        grad_S = _like(out, *sums, value.shape[3]).zero_() if grad_S is None else grad_S
-        grad_Z = _like(out, *sums).zero_() if grad_Z is None else grad_Z
+        grad_S = floats(out, *sums, value.shape[3]).zero_() if grad_S is None else grad_S
+        grad_Z = floats(out, *sums).zero_() if grad_Z is None else grad_Z
     grads = causal_backward(
         query,
         key,

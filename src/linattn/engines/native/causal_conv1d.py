@@ -12,6 +12,7 @@ from torch import Tensor
 from ...ops.causal_conv1d.streams import convolve_streams
 from . import output_pool
 from .bindings import check_flags
+from .operators import define
 from .plans import eligible
 from .strided import Strided, address, empty_like, fake_like, load_entries, no_second_derivative, strided
 
@@ -139,19 +140,15 @@ def _backward(
 
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, int[] bounds, bool silu"
-_conv: Any = torch.library.custom_op(
-    "linattn::causal_conv1d",
+_conv = define(
+    "causal_conv1d",
     _forward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}) -> (Tensor, Tensor)",
+    f"({_INPUTS}) -> (Tensor, Tensor)",
 )
-_conv_backward: Any = torch.library.custom_op(
-    "linattn::causal_conv1d_backward",
+_conv_backward = define(
+    "causal_conv1d_backward",
     _backward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}, Tensor grad_out, Tensor? grad_last) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"({_INPUTS}, Tensor grad_out, Tensor? grad_last) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 

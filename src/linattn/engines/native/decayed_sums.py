@@ -8,30 +8,23 @@ from torch import Tensor
 from . import decayed_sums_bindings as bindings
 from . import output_pool
 from .decayed_sums_bindings import available, decode
+from .operators import define, floats
 from .plans import eligible
 
 __all__ = ["available", "decayed_sums", "decode"]
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens"
-forward_op = torch.library.custom_op(
-    "linattn::decayed_sums",
+forward_op = define(
+    "decayed_sums",
     bindings.forward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}, Tensor? state, float scale, bool train) -> (Tensor, Tensor, Tensor)",
+    f"({_INPUTS}, Tensor? state, float scale, bool train) -> (Tensor, Tensor, Tensor)",
 )
-backward_op = torch.library.custom_op(
-    "linattn::decayed_sums_backward",
+backward_op = define(
+    "decayed_sums_backward",
     bindings.backward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}, float scale, Tensor checkpoints, Tensor grad_out, Tensor? grad_final)"
+    f"({_INPUTS}, float scale, Tensor checkpoints, Tensor grad_out, Tensor? grad_final)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-
-
-def _floats(like: Tensor, *shape: int) -> Tensor:
-    return like.new_empty(shape, dtype=torch.float32)
 
 
 @forward_op.register_fake
@@ -42,9 +35,9 @@ def _(
     bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
     rows = query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3]
     out = output_pool.empty_rows(rows, value)
-    final = _floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
+    final = floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
     shape = (key.shape[0], bindings.segment_count(bounds), heads, *dims) if train else (0,)
-    return out, final, _floats(query, *shape)
+    return out, final, floats(query, *shape)
 
 
 @backward_op.register_fake
@@ -61,9 +54,9 @@ def _(
     grad_final: Any,
 ) -> Any:
     sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
-    state = _floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
-    decay = _floats(query, 0) if log_decay is None else _floats(query, *log_decay.shape)
-    return *(_floats(x, *x.shape) for x in (query, key, value)), decay, state
+    state = floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
+    decay = floats(query, 0) if log_decay is None else floats(query, *log_decay.shape)
+    return *(floats(x, *x.shape) for x in (query, key, value)), decay, state
 
 
 def _context(ctx: Any, inputs: Any, output: Any) -> None:

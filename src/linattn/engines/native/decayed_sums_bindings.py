@@ -20,7 +20,7 @@ from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS, empty_rows
 from .output_pool import empty as pooled_empty
-from .step_plan import NO_SPACE, StepPlan, read_flags
+from .step_plan import NO_SPACE, StepPlan
 
 SEGMENT = 256  # tokens between the states that training keeps: D M / 256 numbers for each token and head
 MOST_PLANS = 256  # shapes of one-token calls that are remembered
@@ -248,20 +248,4 @@ def decode(
         state = state.contiguous()
     if mask is not None and not mask.is_contiguous():
         mask = mask.contiguous()
-    out = torch.empty_like(plan.out_like)
-    flags = plan.entry(
-        plan.fixed,
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        None if log_decay is None else log_decay.data_ptr(),
-        None if mask is None else mask.data_ptr(),
-        None if state is None else state.data_ptr(),
-        final.data_ptr(),
-        out.data_ptr(),
-        None,
-        torch.get_num_threads(),
-    )
-    if flags:
-        read_flags(flags, out, state, final)
-    return out, final
+    return plan.run(query, key, value, log_decay, mask, state=state, final=final)

@@ -19,7 +19,7 @@ from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS
 from .plans import eligible
-from .step_plan import NO_SPACE, StepPlan, read_flags
+from .step_plan import NO_SPACE, StepPlan
 
 SEGMENT = 512  # tokens between checkpoints of the state: csrc/delta/abi.h
 
@@ -264,25 +264,8 @@ def decode(
     mask = None if mask is None else mask.contiguous()
     state = None if state is None else state.contiguous()
     plan = step_plan(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk)
-    out = torch.empty_like(plan.out_like)
     final = output_pool.empty(*plan.state_shape) if out_state is None else out_state
-    flags = plan.entry(
-        plan.fixed,
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        beta.data_ptr(),
-        None if log_decay is None else log_decay.data_ptr(),
-        None if mask is None else mask.data_ptr(),
-        None if state is None else state.data_ptr(),
-        final.data_ptr(),
-        out.data_ptr(),
-        None,
-        torch.get_num_threads(),
-    )
-    if flags:
-        read_flags(flags, out, state, final)
-    return out, final
+    return plan.run(query, key, value, beta, log_decay, mask, state=state, final=final)
 
 
 def delta_rule(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import delta_rule, output_pool
+from .operators import define, floats
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens,"
@@ -14,12 +15,8 @@ _INPUTS = (
 _OPTIONS = "float scale, bool normalize_qk"
 
 
-def _define(name: str, function: Any, schema: str) -> Any:
-    return torch.library.custom_op(f"linattn::{name}", function, mutates_args=(), device_types="cpu", schema=schema)
-
-
-forward = _define("delta_rule", delta_rule.forward, f"({_INPUTS}, {_OPTIONS}, bool train) -> (Tensor, Tensor, Tensor)")
-backward = _define(
+forward = define("delta_rule", delta_rule.forward, f"({_INPUTS}, {_OPTIONS}, bool train) -> (Tensor, Tensor, Tensor)")
+backward = define(
     "delta_rule_backward",
     delta_rule.backward,
     f"({_INPUTS}, Tensor checkpoints, Tensor grad_out, Tensor? grad_final, {_OPTIONS})"
@@ -32,23 +29,19 @@ def _state_shape(key: Tensor, value: Tensor, cu_seqlens: list[int] | None) -> tu
     return value.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3]
 
 
-def _floats(x: Tensor, *shape: int) -> Tensor:
-    return x.new_empty(shape, dtype=torch.float32)
-
-
 def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value, _beta, _log_decay, _mask, cu_seqlens, _state, _scale, _normalize_qk, train = inputs
     shape = query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3]
     out = output_pool.empty_rows(shape, value)
     saved = delta_rule.checkpoint_shape(query, value, cu_seqlens, train)
-    return out, _floats(query, *_state_shape(key, value, cu_seqlens)), _floats(query, *saved)
+    return out, floats(query, *_state_shape(key, value, cu_seqlens)), floats(query, *saved)
 
 
 def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
     query, key, value, beta, log_decay, _mask, cu_seqlens, *_ = inputs
     decay = (0,) if log_decay is None else log_decay.shape
     shapes = query.shape, key.shape, value.shape, beta.shape, decay, _state_shape(key, value, cu_seqlens)
-    return tuple(_floats(query, *shape) for shape in shapes)
+    return tuple(floats(query, *shape) for shape in shapes)
 
 
 forward.register_fake(_forward_shapes)

@@ -20,7 +20,7 @@ LARGE = 2**19  # numbers: 2 MiB, one large page
 # What is made from these does not depend on torch's defaults.
 FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
 COUNTS = torch.empty(0, dtype=torch.int64, device="cpu")
-UNUSED = b"dltensor"  # the name of a capsule whose tensor nobody has taken yet
+UNUSED = b"dltensor"  # the name of a capsule whose tensor was not taken yet
 
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.argtypes, _capsule.restype = [c_void_p, c_char_p, c_void_p], py_object

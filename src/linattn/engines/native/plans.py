@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from ...kernels.base import Kernel
 from ...states import finite
+from ...states.base import pack_of
 from ...states.linear import LinearState, Pack
 from . import output_pool
 from .bindings import DTYPES, check_flags, map_call, rows
@@ -227,7 +228,7 @@ def decode(
         plan = _remember(fmap, shapes, _decode_plan(fmap, kernel, query, key, value, scale, enable_gqa))
     if plan is None or state.kernel != plan.signature:
         return None
-    pack = state.pack
+    pack = pack_of(state)
     if isinstance(pack, Pack) and pack.sizes == plan.sizes:
         apart, old = None, pack.buffer.data_ptr()
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import output_pool
 from .bindings import check_flags
+from .operators import define
 from .plans import eligible
 from .strided import (
     Strided,
@@ -194,19 +195,15 @@ def _backward(
 
 
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias"
-_scan: Any = torch.library.custom_op(
-    "linattn::selective_scan",
+_scan = define(
+    "selective_scan",
     _forward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}, Tensor? state, bool delta_softplus, bool train) -> (Tensor, Tensor, Tensor)",
+    f"({_INPUTS}, Tensor? state, bool delta_softplus, bool train) -> (Tensor, Tensor, Tensor)",
 )
-_scan_backward: Any = torch.library.custom_op(
-    "linattn::selective_scan_backward",
+_scan_backward = define(
+    "selective_scan_backward",
     _backward,
-    mutates_args=(),
-    device_types="cpu",
-    schema=f"({_INPUTS}, bool delta_softplus, Tensor checkpoints, Tensor grad_out, Tensor? grad_state) -> "
+    f"({_INPUTS}, bool delta_softplus, Tensor checkpoints, Tensor grad_out, Tensor? grad_state) -> "
     f"({', '.join(['Tensor'] * 9)})",
 )
 

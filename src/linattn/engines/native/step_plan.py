@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .ffi import NO_MEMORY, NOT_FINITE
@@ -21,6 +22,15 @@ class StepPlan(NamedTuple):
     keep: Any
     out_like: Tensor
     state_shape: tuple[int, ...]
+
+    def run(self, *inputs: Tensor | None, state: Tensor | None, final: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and `final`, which becomes the new state. inputs: tokens, gates and mask in the library's order."""
+        out = torch.empty_like(self.out_like)
+        given = [None if x is None else x.data_ptr() for x in (*inputs, state)]
+        flags = self.entry(self.fixed, *given, final.data_ptr(), out.data_ptr(), None, torch.get_num_threads())
+        if flags:
+            read_flags(flags, out, state, final)
+        return out, final
 
 
 def read_flags(flags: int, out: Tensor, state: Tensor | None, final: Tensor) -> None:

@@ -3,7 +3,7 @@ import { lineChart, short } from "./chart.js";
 import { crossing, exactCost, kernelCost } from "./cost.js";
 import { KERNELS } from "./kernels.js";
 
-const LENGTHS = Array.from({ length: 13 }, (_, i) => 2 ** (i + 6)); // 64 to 262144
+const LENGTHS = Array.from({ length: 15 }, (_, i) => 2 ** (i + 4)); // 16 to 262144
 
 export class CostView {
   constructor(given, ask) {

@@ -1,15 +1,19 @@
 // The page: settings in, pictures out. Heavy work goes to the worker; only the latest request counts.
-import { buildControls, DEFAULTS, layout, readLink, TEXTS, writeLink } from "./controls.js";
+import { showCell } from "./cell_tip.js";
 import { pythonFor } from "./code.js";
-import { colour, theme } from "./colours.js";
 import { compute } from "./compute.js";
+import { buildControls, DEFAULTS, layout, readLink, TEXTS, writeLink } from "./controls.js";
 import { CostView } from "./cost_view.js";
+import { drawFigures } from "./figures_view.js";
 import { DESIGNS } from "./handmade.js";
+import { HeadsView } from "./heads_view.js";
 import { KERNELS } from "./kernels.js";
 import { Maps } from "./maps.js";
+import { short } from "./numbers.js";
 import { drawRow } from "./row_view.js";
 import { makeSource, readHeads, withNorm } from "./sources.js";
 import { StateView } from "./state_view.js";
+import { drawTokens, revealToken, shadeTokens } from "./tokens_view.js";
 
 const $ = (id) => document.getElementById(id);
 const given = JSON.parse($("data").textContent);
@@ -64,7 +68,7 @@ function change(name, value) {
     clearTimeout(typing);
     typing = setTimeout(readModel, name === "text" ? 700 : 0);
   }
-  if (name === "scale") return remember(), maps.colour(value);
+  if (name === "scale") return remember(), redraw();
   return refresh();
 }
 
@@ -99,7 +103,7 @@ async function ask(path, question) {
 let worker = null;
 try {
   worker = new Worker(globalThis.linattnWorker("worker.js"));
-  worker.onmessage = ({ data: { id, result } }) => id === request && arrived(result);
+  worker.onmessage = ({ data: { id, result } }) => id === request && arrived(result, asked);
   worker.onerror = (event) => {
     event.preventDefault();
     worker = null; // the page can do it alone
@@ -109,6 +113,7 @@ try {
   worker = null;
 }
 let request = 0;
+let asked = null; // the data of the latest request: the page shows the former until its weights arrive
 let started = 0;
 const SMALL = 130; // tokens that the page computes at once, so that a slider shows its effect without delay
 
@@ -116,31 +121,32 @@ function refresh() {
   normalise();
   remember();
   const { settings } = page;
-  page.data = withNorm(makeSource(settings, page.heads), settings.norm);
+  asked = withNorm(makeSource(settings, page.heads), settings.norm);
   request++;
   started = performance.now();
   page.busy = true;
-  if (page.data.n <= SMALL || !worker) {
-    arrived(compute(page.data, settings));
+  if (asked.n <= SMALL || !worker) {
+    arrived(compute(asked, settings), asked);
   } else {
-    $("status").textContent = `computing ${page.data.n} × ${page.data.n} weights …`;
-    worker.postMessage({ id: request, data: page.data, settings: { ...settings } });
+    $("status").textContent = `computing ${asked.n} × ${asked.n} weights …`;
+    worker.postMessage({ id: request, data: asked, settings: { ...settings } });
   }
 }
 
-function arrived(result) {
-  page.result = result;
+function arrived(result, data) {
+  Object.assign(page, { result, data });
   page.shown = { data: page.data, settings: { ...page.settings } };
   page.busy = false;
   page.column = null;
   $("status").textContent = `${page.data.n} tokens, D = ${page.data.dim}; computed here in ${Math.round(performance.now() - started)} ms`;
   maps.show(result, page.data, page.settings.scale);
-  drawTokens();
-  drawFigures();
+  drawTokens($("tokens"), page.data.tokens);
+  drawFigures($("figures"), result, page.settings.kernel);
   const at = page.settings.at < 0 ? Math.min(page.data.n - 1, Math.floor(page.data.n / 2)) : page.settings.at;
   state.token = at;
   state.show(page.data, { ...page.settings }, result);
   cost.show(page.data, page.settings);
+  headsView.show(page.settings, page.heads);
   $("code").textContent = pythonFor(page.settings, page.data, page.heads);
   $("kernel-name").textContent = KERNELS[page.settings.kernel].label;
   $("about").textContent = about();
@@ -163,7 +169,7 @@ function about() {
 const tip = $("tip");
 const maps = new Maps({ exact: $("map-exact"), implied: $("map-implied"), difference: $("map-difference") }, {
   choose: (row, column) => choose(row, column),
-  point: (event, row, column) => showCell(event, row, column),
+  point: (event, row, column) => showCell(tip, event, { ...page, row, column }),
   leave: () => (tip.hidden = true),
 });
 const state = new StateView(
@@ -175,32 +181,9 @@ const state = new StateView(
   },
 );
 const cost = new CostView(given, ask);
+const headsView = new HeadsView($("heads"), $("heads-note"), (head) => change("head", head));
 
 const name = (i) => `“${page.data.tokens[i]}”`;
-const short = (x) => (x === 0 ? "0" : Math.abs(x) < 1e-3 || Math.abs(x) >= 1e4 ? x.toExponential(2) : String(Number(x.toPrecision(3))));
-
-function showCell(event, row, column) {
-  const { result, data } = page;
-  const { n, dim } = data;
-  const [exact, implied] = [result.exact[row * n + column], result.implied[row * n + column]];
-  let logit = 0;
-  for (let c = 0; c < dim; c++) logit += data.q[row * dim + c] * data.k[column * dim + c];
-  tip.replaceChildren();
-  const line = (text, tag = "div") => (tip.appendChild(document.createElement(tag)).textContent = text);
-  line(`query ${row + 1} ${name(row)}`, "b");
-  line("");
-  line(`key ${column + 1} ${name(column)}`, "b");
-  if (page.settings.causal && column > row) line("hidden: the key comes later");
-  else {
-    line(`logit q·k/√D   ${short(logit / Math.sqrt(dim))}`);
-    line(`exact weight   ${short(exact)}`);
-    line(`${KERNELS[page.settings.kernel].label}   ${short(implied)}`);
-    line(`difference   ${short(implied - exact)}`);
-  }
-  tip.hidden = false;
-  tip.style.left = `${Math.max(4, Math.min(innerWidth - tip.offsetWidth - 8, event.clientX + 14))}px`;
-  tip.style.top = `${Math.max(4, Math.min(innerHeight - tip.offsetHeight - 8, event.clientY + 14))}px`;
-}
 
 /** Chooses a query, and a key or none. quiet: the link keeps following the last token. */
 function choose(row, column, quiet = false) {
@@ -213,7 +196,8 @@ function choose(row, column, quiet = false) {
   }
   maps.select(page.row, page.column);
   drawRowView();
-  shadeTokens();
+  revealToken($("tokens"), page.row);
+  shadeTokens($("tokens"), page);
 }
 
 let columnAt = () => 0;
@@ -232,60 +216,14 @@ function drawRowView() {
     `${short(result.implied[row * n + best])} by the kernel (line). The rows differ by ${short(l1)} in all (2 at most between averages), the output by ${short(result.rowErrors[row])} of its length.`;
 }
 
-function drawTokens() {
-  const holder = $("tokens");
-  holder.replaceChildren(...page.data.tokens.map((token, i) => {
-    const span = document.createElement("span");
-    span.textContent = token.replace(/\n/g, "⏎");
-    span.dataset.i = i;
-    return span;
-  }));
-}
-
-function shadeTokens() {
-  const { result, data, row, settings } = page;
-  const { n } = data;
-  let top = 1e-30;
-  for (let j = 0; j < n; j++) top = Math.max(top, result.exact[row * n + j]);
-  const dark = theme() === "dark";
-  const spans = $("tokens").children;
-  for (let j = 0; j < n; j++) {
-    const later = settings.causal && j > row;
-    const { css, level } = colour(later ? 0 : result.exact[row * n + j] / top);
-    const { style, classList } = spans[j];
-    style.backgroundColor = later ? "" : css;
-    style.color = !later && level > 0.45 ? (dark ? "#0b1016" : "#fff") : "";
-    classList.toggle("query", j === row);
-    classList.toggle("later", later);
-  }
-}
-
-function drawFigures() {
-  const { report, baseline } = page.result;
-  const signed = page.settings.kernel === "delta";
-  const entries = [
-    [short(report.relative_error), "relative error of the output", report.relative_error > baseline.relative_error],
-    [short(baseline.relative_error), "plain average of the values, which looks at nothing", false],
-    [short(report.row_l1), "mean distance of the rows (0 to 2)", report.row_l1 > baseline.row_l1],
-    [`${short(100 * report.bad_rows)} %`, "queries for which zeros would be closer", report.bad_rows > 0.5],
-    ...(signed ? [] : [[`${short(100 * report.nonpositive)} %`, "denominators that are not positive", report.nonpositive > 0]]),
-  ];
-  $("figures").replaceChildren(...entries.map(([value, label, bad]) => {
-    const box = document.createElement("div");
-    box.className = bad ? "figure bad" : "figure";
-    box.appendChild(document.createElement("b")).textContent = value + (bad ? " ▲" : "");
-    box.appendChild(document.createElement("span")).textContent = label;
-    return box;
-  }));
-}
-
 // -------------------------------------------------------------------------------------------------- pointer and keys
 $("tokens").addEventListener("pointerover", (event) => event.target.dataset.i && choose(Number(event.target.dataset.i), null, true));
+$("tokens").addEventListener("scroll", () => page.result && shadeTokens($("tokens"), page));
 $("tokens").addEventListener("click", (event) => event.target.dataset.i && choose(Number(event.target.dataset.i), null));
 $("row").addEventListener("pointermove", (event) => {
   const column = columnAt(event.clientX - $("row").getBoundingClientRect().left);
   choose(page.row, column, true);
-  showCell(event, page.row, column);
+  showCell(tip, event, { ...page, column });
 });
 $("row").addEventListener("pointerleave", () => (tip.hidden = true));
 $("row").addEventListener("keydown", (event) => {
@@ -309,7 +247,8 @@ async function copy(text, button) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Copy from the address bar";
+    if (button.id === "copy") getSelection().selectAllChildren($("code"));
+    button.textContent = button.id === "copy" ? "Selected: press Ctrl + C" : "Copy it from the address bar";
   }
   setTimeout(() => (button.textContent = before), 1500);
 }
@@ -332,6 +271,7 @@ function redraw() {
   if (!page.result) return;
   maps.colour();
   state.draw();
+  headsView.show(page.settings, page.heads);
   choose(page.row, page.column, true);
 }
 

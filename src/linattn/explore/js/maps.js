@@ -205,6 +205,7 @@ export class Maps {
     for (const end of ["pointerup", "pointercancel", "pointerleave"]) canvas.addEventListener(end, () => (drag = null));
     canvas.addEventListener("pointerleave", () => this.calls.leave());
     canvas.addEventListener("wheel", (event) => {
+      if (document.activeElement !== canvas && !event.ctrlKey && !event.metaKey) return; // the page scrolls over a map
       event.preventDefault();
       const frame = canvas.getBoundingClientRect();
       const at = [(event.clientX - frame.left) / frame.width, (event.clientY - frame.top) / frame.height];

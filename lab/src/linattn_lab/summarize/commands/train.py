@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     with training_lock(args.out):
         train(args)
     if shared:
-        dist.barrier()  # nobody leaves while another still sends
+        dist.barrier()  # no process leaves while another still sends
         dist.destroy_process_group()
     return 0
 
