@@ -47,8 +47,23 @@ struct DecayPart {
   const float* grad_state = nullptr;              // (heads, D, M) at `end`, backward; null: zeros
 };
 
+/// What Mamba-2 computes around the scan: query, key and value of the call are then the inputs of a causal convolution with
+/// silu, input that of softplus(. + step_bias), which times A is the log decay, and with a gate out is the output times
+/// silu(gate), whose squares are summed for each token and head. The call is float32, of one whole sequence from its first
+/// token on, without a mask, state or checkpoints; D and M are multiples of 16, Hq = Hk.
+struct ScanLayer {
+  int64_t width, channels;                                // of the convolution, and the distance of the rows of its filters
+  const float *query_filter, *key_filter, *value_filter;  // (width, Hk D), (width, Hk D), (width, H M)
+  const float *query_bias, *key_bias, *value_bias;        // (Hk D), (Hk D), (H M); or null
+  const float *A, *step_bias;                             // (H)
+  const float* gate;                                      // (B, H, T, M), or null
+  int64_t gate_stride[3];
+  float* squares;  // (B, H, T); null without a gate
+};
+
 /// What one instruction set offers. Each kernel returns flags (core/abi.h).
 struct DecayKernels {
+  void (*forward_layer)(const DecayCall&, const ScanLayer&, const DecayPart&);
   int32_t (*forward)(const DecayCall&, const DecayPart&);
   int32_t (*decode)(const DecayCall&, int64_t batch, int64_t head);
   int32_t (*backward)(const DecayCall&, const DecayPart&);        // of one segment

@@ -52,23 +52,27 @@ struct HeadDecay {
   double log_total;     // g_0 + ..
 };
 
+/// Everything else from step, which has the g of n tokens and 0 behind them, and input.
+void multiply_decays(int64_t n, HeadDecay& d) {
+  d.log_total = 0;
+  for (int64_t i = 0; i < CHUNK; ++i) d.log_total += d.step[i];
+  for (int w = 0; w < WORDS; ++w) store(d.step + w * VL, exp_decay(load(d.step + w * VL)));
+  float product = 1;
+  for (int64_t i = 0; i < n; ++i) d.before[i] = product *= d.step[i];
+  product = 1;
+  for (int64_t j = n - 1; j >= 0; --j) d.after[j] = product * d.input[j], product *= d.step[j];
+}
+
 /// g of a chunk: 0 for masked tokens.
 void load_head_decay(const DecayCall& c, const Chunk& x, int64_t head, HeadDecay& d) {
   const float* g = c.log_decay + x.batch * c.decay_stride[0] + head * c.decay_stride[1] + x.t * c.decay_stride[2];
-  d.log_total = 0;
+  const float* u =
+      !c.input ? nullptr : c.input + x.batch * c.input_stride[0] + head * c.input_stride[1] + x.t * c.input_stride[2];
   for (int64_t i = 0; i < CHUNK; ++i) {
     d.step[i] = i < x.n && (!x.mask || x.mask[i]) ? g[i * c.decay_stride[2]] : 0;
-    d.log_total += d.step[i];
+    d.input[i] = c.input && i < x.n ? u[i * c.input_stride[2]] : 1;
   }
-  for (int w = 0; w < WORDS; ++w) store(d.step + w * VL, exp_decay(load(d.step + w * VL)));
-  float product = 1;
-  for (int64_t i = 0; i < x.n; ++i) d.before[i] = product *= d.step[i];
-  product = 1;
-  for (int64_t j = x.n - 1; j >= 0; --j) d.after[j] = product, product *= d.step[j];
-  for (int64_t i = 0; i < CHUNK; ++i) d.input[i] = 1;
-  if (!c.input) return;
-  const float* u = c.input + x.batch * c.input_stride[0] + head * c.input_stride[1] + x.t * c.input_stride[2];
-  for (int64_t i = 0; i < x.n; ++i) d.input[i] = u[i * c.input_stride[2]], d.after[i] *= d.input[i];
+  multiply_decays(x.n, d);
 }
 
 /// Calls row(i, factors) for each token i, with factors[j] = exp(g_{j+1} + .. + g_i) for j <= i and 0 for j > i, as

@@ -2,12 +2,13 @@
 #include "core/step_checks.h"
 #include "decay/backward.h"
 #include "decay/decode.h"
+#include "decay/layer.h"
 
 namespace {
 
 bool fits(const DecayCall& c) { return step_fits(c, c.per_channel ? c.dim : 1); }
 
-const DecayKernels KERNELS = {forward, decode, backward, backward_state, fits, step_flags<DecayCall>};
+const DecayKernels KERNELS = {forward_layer, forward, decode, backward, backward_state, fits, step_flags<DecayCall>};
 
 }  // namespace
 

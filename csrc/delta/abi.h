@@ -50,7 +50,31 @@ struct DeltaPart {
   int64_t batch, sequence, head, begin, end;
 };
 
+/// What a gated delta net computes around the rule: query, key and value of the call are then the inputs of a causal
+/// convolution with silu, beta and log_decay those of a sigmoid and of decay_scale softplus(. + decay_bias), and out is
+/// norm(.) norm_weight silu(gate), norm dividing by sqrt(mean of squares + eps) of a head. The call is float32, of one
+/// whole sequence from its first token on, without a mask, state or checkpoints; D and M are multiples of 16, Hq = Hk.
+struct DeltaLayer {
+  int64_t width, channels;                                // of the convolution, and the distance of the rows of its filters
+  const float *query_filter, *key_filter, *value_filter;  // (width, Hk D), (width, Hk D), (width, H M)
+  const float *decay_scale, *decay_bias;                  // (H)
+  const float* gate;                                      // (B, H, T, M)
+  int64_t gate_stride[3];
+  const float* norm_weight;  // (M)
+  float eps;
+  int32_t pad;
+};
+
+constexpr int64_t MOST_SHARED = 4;  // value heads that forward_layer computes together
+
+/// Tokens [begin, end) of value heads [first, first + count), which share a key head. Where begin > 0, the call's state_new
+/// holds their states before it.
+struct LayerPart {
+  int64_t batch, first, count, begin, end;
+};
+
 struct DeltaKernels {
+  void (*forward_layer)(const DeltaCall&, const DeltaLayer&, const LayerPart&);
   void (*forward)(const DeltaCall&, const DeltaPart&);
   void (*backward)(const DeltaCall&, const DeltaPart&, int64_t part);
   void (*decode)(const DeltaCall&, int64_t first, int64_t count);

@@ -39,8 +39,32 @@ int64_t useful_parts(const DeltaCall& c) {
 
 EXPORT int64_t linattn_delta_call_size() { return sizeof(DeltaCall); }
 
+EXPORT int64_t linattn_delta_layer_size() { return sizeof(DeltaLayer); }
+
 EXPORT int32_t linattn_delta_forward(const DeltaCall* c) {
   return run_parts(*c, useful_parts(*c), [&](const DeltaPart& part, int64_t) { delta_kernels().forward(*c, part); });
+}
+
+/// Convolution, rule and norm of a layer; c and layer are as csrc/delta/abi.h says.
+EXPORT int32_t linattn_delta_layer(const DeltaCall* c, const DeltaLayer* layer) {
+  const int64_t shared = c->heads / c->key_heads, keys = c->batch * c->key_heads;
+  // Heads that share keys stay together, unless some thread would have nothing to do in the end.
+  const bool even = keys % c->threads == 0 || keys >= 4 * c->threads;
+  const int64_t together = even ? (shared < MOST_SHARED ? shared : MOST_SHARED) : 1,
+                groups = (shared + together - 1) / together;
+  try {
+    // By segments, so that the threads end together even if one of them is slower.
+    const int64_t slices = (c->tokens + SEGMENT - 1) / SEGMENT;
+    parallel_for_in_order(keys * groups, slices, c->threads, [&](int64_t i, int64_t slice) {
+      const int64_t key = i / groups, first = i % groups * together, left = shared - first, begin = slice * SEGMENT;
+      const int64_t count = left < together ? left : together, end = slice + 1 < slices ? begin + SEGMENT : c->tokens;
+      delta_kernels().forward_layer(*c, *layer,
+                                    {key / c->key_heads, key % c->key_heads * shared + first, count, begin, end});
+    });
+    return OK;
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
 }
 
 /// How many parts a backward call is cut into: callers make room for the gradients of each.

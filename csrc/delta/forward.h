@@ -224,10 +224,10 @@ void update_state(const DeltaCall& c, int64_t padded, Space& s, Prefetcher* ahea
   gemm(s.full, s.columns, &o, 1, DecayAdd{s.S, s.ld, s.decay}, ahead);
 }
 
-/// Asks for the rows of the chunk that starts at t.
-void ask_for_chunk(const DeltaCall& c, const Place& at, int64_t t, Prefetcher& ahead) {
+/// Asks for the rows of the chunk of at most `most` tokens that starts at t.
+void ask_for_chunk(const DeltaCall& c, const Place& at, int64_t t, Prefetcher& ahead, int64_t most = CHUNK) {
   ahead.clear();
-  const int64_t n = imin(CHUNK, at.last - t), bytes = dtype_size(c.dtype);
+  const int64_t n = imin(most, at.last - t), bytes = dtype_size(c.dtype);
   if (n <= 0) return;
   ahead.add(at.key(t), c.dim * bytes, c.key_stride[2] * bytes, n);
   ahead.add(at.value(t), (at.p.end - at.p.begin) * bytes, c.value_stride[2] * bytes, n);

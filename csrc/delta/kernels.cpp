@@ -2,6 +2,7 @@
 #include "core/step_checks.h"
 #include "delta/backward.h"
 #include "delta/decode.h"
+#include "delta/layer.h"
 
 namespace {
 
@@ -9,7 +10,7 @@ bool fits(const DeltaCall& c) {
   return step_fits(c, c.channels ? c.dim : 1) && rows_finite(c.beta, c.beta_stride, c.batch, c.heads, 1, FLOAT32);
 }
 
-const DeltaKernels KERNELS = {forward, backward, decode, fits, step_flags<DeltaCall>};
+const DeltaKernels KERNELS = {forward_layer, forward, backward, decode, fits, step_flags<DeltaCall>};
 
 }  // namespace
 

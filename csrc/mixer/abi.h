@@ -50,6 +50,8 @@ struct ProjectCall {
   const float* bias;   // (outputs) or null
   float* out;
   const int64_t* order;  // project_many: the row of weight for each output, or null: all in their order
+  /// project_many: out = diag(row_scale) x diag(input_scale) weight^T + bias, for a norm before the product; null: ones.
+  const float *row_scale, *input_scale;  // (rows), (inputs)
 };
 
 constexpr int64_t PROJECT_OUTPUTS = 192;  // of a block of project_many

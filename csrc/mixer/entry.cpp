@@ -50,10 +50,13 @@ EXPORT int32_t linattn_project(const ProjectCall* c) {
 /// The same for many rows, in blocks of outputs. Returns flags.
 EXPORT int32_t linattn_project_many(const ProjectCall* c) {
   const int64_t blocks = (c->outputs + PROJECT_OUTPUTS - 1) / PROJECT_OUTPUTS;
-  const int64_t parts = split_count(blocks, c->rows, c->threads > 1 ? 4 * c->threads : 1, UNIT);
+  // About a thousand rows: in the last cache for all blocks, and few enough that no thread waits long in the end.
+  const int64_t wanted = (c->rows + 1023) / 1024,
+                least = split_count(blocks, c->rows, c->threads > 1 ? 4 * c->threads : 1, UNIT);
+  const int64_t parts = wanted > least ? wanted : least;
   try {
     parallel_for(blocks * parts, c->threads, [&](int64_t i) {
-      const int64_t part = i % parts, first = i / parts * PROJECT_OUTPUTS, last = first + PROJECT_OUTPUTS;
+      const int64_t part = i / blocks, first = i % blocks * PROJECT_OUTPUTS, last = first + PROJECT_OUTPUTS;
       mixer_kernels().project_many(*c, split_begin(c->rows, part, parts, UNIT), split_begin(c->rows, part + 1, parts, UNIT),
                                    first, last < c->outputs ? last : c->outputs);
     });

@@ -23,17 +23,18 @@ INLINE void pack_panel(const ProjectCall& c, int64_t first, int64_t last, int64_
     for (int64_t i = 0; i < k; i += VL) {
       vec x[VL];
       for (int64_t r = 0; r < VL; ++r) x[r] = o + r < last ? load_some(rows[r] + i, k - i) : vec{};
+      for (int64_t r = 0; c.input_scale && r < VL; ++r) x[r] *= load_some(c.input_scale + k0 + i, k - i);
       transpose_tile(x);
       for (int64_t r = 0; r < imin(VL, k - i); ++r) store(to + (i + r) * PANEL, x[r]);
     }
   }
 }
 
-/// Epilogue: out = A B + bias, or out += A B; only `columns` columns are written.
+/// Epilogue: out = scale A B + bias, or out += scale A B; only `columns` columns are written.
 struct StoreOutputs {
   float* out;
   int64_t ld, columns;
-  const float* bias;  // or null
+  const float *bias, *scale;  // of columns and of rows; or null
   bool add;
   INLINE vec start(int64_t i, int64_t j) const {
     __builtin_prefetch(out + i * ld + j, 1);  // in cache by the time the tile is done
@@ -42,6 +43,10 @@ struct StoreOutputs {
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     float* to = out + i * ld + j;
+    if (scale) {
+      UNROLL(4)
+      for (int w = 0; w < W; ++w) acc[w] *= scale[i];
+    }
     if (columns - j < W * VL) {
       vec copy[W];  // its address is taken: acc would leave its registers
       UNROLL(4)
@@ -81,7 +86,8 @@ void project_many(const ProjectCall& c, int64_t begin, int64_t end, int64_t firs
       for (int64_t o = 0; o < outputs; o += PANEL) {
         const int64_t columns = imin(PANEL, outputs - o);
         const Operand product{c.x + i * c.x_stride + k0, c.x_stride, 1, panels + o * k, PANEL, k};
-        const StoreOutputs to{out + o, c.outputs, columns, bias ? bias + o : nullptr, b > 0};
+        const StoreOutputs to{
+            out + o, c.outputs, columns, bias ? bias + o : nullptr, c.row_scale ? c.row_scale + i : nullptr, b > 0};
         gemm(imin(GROUP_ROWS, end - i), round_up(columns, VL), &product, 1, to);
       }
     }

@@ -6,6 +6,7 @@
 /// Results can be written, and compared with those of another compiler or machine.
 #include "decay.h"
 #include "delta.h"
+#include "layers.h"
 #include "linear.h"
 #include "mixer.h"
 #include "nearfar.h"
@@ -43,7 +44,7 @@ const Plan THREADS = {{1, 300},
 int run_shapes(const Plan& plan) {
   int count = nearfar_shapes(plan.nearfar_tokens, plan.all_types) + delta_shapes(plan.nearfar_tokens, plan.all_types);
   count += scan_shapes(plan.nearfar_tokens, plan.all_types) + decay_shapes(plan.decay_tokens, plan.all_types);
-  count += mixer_shapes(plan.all_types);
+  count += mixer_shapes(plan.all_types) + layer_shapes();
   for (const int32_t map : {MAP_EXP, MAP_TRIG, MAP_IDENTITY, MAP_ELU, MAP_RELU, MAP_QUADRATIC}) {
     for (const int32_t dtype : {FLOAT32, FLOAT16, BFLOAT16}) {
       if (dtype != FLOAT32 && map != MAP_EXP && !plan.all_types) break;

@@ -79,7 +79,7 @@ void check_project(int64_t rows, int64_t inputs, int64_t outputs, int32_t dtype)
   seed = 1;
   Buffer<float> x(rows * inputs, true), bias(outputs, true), out(rows * outputs);
   NumberBuffer weight(inputs * outputs, dtype);
-  ProjectCall c{rows, inputs, outputs, 3, dtype, inputs, x, weight.data(), bias, out, nullptr};
+  ProjectCall c{rows, inputs, outputs, 3, dtype, inputs, x, weight.data(), bias, out, nullptr, nullptr, nullptr};
   const std::string name = "project, dtype " + std::to_string(dtype) + " inputs " + std::to_string(inputs);
   expect(linattn_project(&c) == OK, name);
   digests.same(name, out, out.size, 1e-4);
@@ -91,8 +91,9 @@ void check_project_many(int64_t rows, int64_t inputs, int64_t outputs, bool bare
   Buffer<float> x(rows * inputs, true), weight(inputs * outputs, true), bias(outputs, true), out(rows * outputs);
   Buffer<int64_t> order(outputs);
   for (int64_t i = 0; i < outputs; ++i) order[size_t(i)] = outputs - 1 - i;
-  ProjectCall c{rows, inputs, outputs, 3, FLOAT32, inputs, x, weight, bias, out, order};
-  if (bare) c.bias = nullptr, c.order = nullptr;
+  Buffer<float> row_scale(rows, true), input_scale(inputs, true);
+  ProjectCall c{rows, inputs, outputs, 3, FLOAT32, inputs, x, weight, bias, out, order, row_scale, input_scale};
+  if (bare) c.bias = nullptr, c.order = nullptr, c.row_scale = nullptr, c.input_scale = nullptr;
   const std::string name = "project many, inputs " + std::to_string(inputs) + " outputs " + std::to_string(outputs);
   expect(linattn_project_many(&c) == OK, name);
   digests.same(name, out, out.size, 1e-4);

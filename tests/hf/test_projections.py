@@ -26,9 +26,9 @@ def served(monkeypatch):
     """Prompts of 20 rows and small weights take the native products on every processor; an entry for each call of a prompt."""
     calls, many = [], mixer.project_many
 
-    def counted(*args):
+    def counted(*args, **options):
         calls.append(args)
-        return many(*args)
+        return many(*args, **options)
 
     monkeypatch.setattr(projections, "MANY_ROWS", 20)
     monkeypatch.setattr(projections, "LEAST_WEIGHTS", 0)

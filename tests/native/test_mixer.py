@@ -106,6 +106,10 @@ def test_project_many(isa, rows, inputs, outputs):
     order = torch.randperm(outputs, generator=torch.Generator().manual_seed(3))[: outputs // 2 + 1]
     expected = F.linear(wide[:, 3:].double(), weight[order].double(), bias[: len(order)].double())
     close(mixer.project_many(wide[:, 3:], weight, bias[: len(order)], order), expected, 1e-6 * inputs**0.5)
+    scales = {"row_scale": draw(rows, seed=4), "input_scale": draw(inputs, seed=5)}
+    x = wide[:, 3:].double() * scales["row_scale"][:, None] * scales["input_scale"]
+    expected = F.linear(x, weight.double(), bias.double())
+    close(mixer.project_many(wide[:, 3:], weight, bias, **scales), expected, 2e-6 * inputs**0.5)
 
 
 def test_project_many_keeps_rows_apart(isa):

@@ -55,6 +55,25 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
     return mixer.project_many(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
 
 
+def project_scaled(linear: nn.Module, rows: int) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """The function (x, row_scale, input_scale) -> linear(x * row_scale[..., None] * input_scale) without a pass over x, for
+    x (.., inputs) with so many rows in all, float32 and contiguous; None where the native product does not serve it, or a hook
+    on the module would miss it."""
+    own: Any = linear
+    if not isinstance(own.__dict__.get("forward"), LinearForward):
+        return None
+    hooked = own._forward_hooks or own._forward_pre_hooks  # noqa: SLF001
+    x = own.weight.new_empty(1).expand(rows, own.weight.shape[1])  # stands for what is not there yet
+    if hooked or native_form(x, own.weight, own.bias) is not mixer.project_many:
+        return None
+
+    def project(x: Tensor, row_scale: Tensor, input_scale: Tensor) -> Tensor:
+        flat, scales = x.reshape(-1, x.shape[-1]), {"row_scale": row_scale.flatten(), "input_scale": input_scale}
+        return mixer.project_many(flat, own.weight, own.bias, **scales).view(*x.shape[:-1], -1)
+
+    return project
+
+
 def native_form(x: Tensor, weight: Tensor, bias: Tensor | None, small: bool = False) -> Callable[..., Tensor] | None:
     """The native product that serves this call of F.linear faster than torch, or None. small: small weights too."""
     outputs, inputs = weight.shape

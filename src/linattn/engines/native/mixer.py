@@ -61,7 +61,7 @@ class ProjectCall(Structure):
 
     _fields_: ClassVar[list[Any]] = [
         *_fields("rows inputs outputs threads dtype x_stride", c_int64),
-        *_fields("x weight bias out order", c_void_p),
+        *_fields("x weight bias out order row_scale input_scale", c_void_p),
     ]
 
 
@@ -181,13 +181,23 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _run_project("project", x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]))
 
 
-def project_many(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor | None = None) -> Tensor:
+def project_many(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: Tensor | None = None,
+    *,
+    row_scale: Tensor | None = None,
+    input_scale: Tensor | None = None,
+) -> Tensor:
     """As project, with float32 weights, for hundreds of rows: a block of the weights is reordered first, and stays in cache.
 
     order: which row of weight each output is made with, (outputs) int64, contiguous; all rows in their order if None.
+    row_scale (rows), input_scale (inputs): float32, contiguous, multiply x first.
     """
     outputs = (weight if order is None else order).shape[0]
-    return _run_project("project_many", x, weight, bias, output_pool.empty(x.shape[0], outputs), order)
+    out = output_pool.empty(x.shape[0], outputs)
+    return _run_project("project_many", x, weight, bias, out, (order, row_scale, input_scale))
 
 
 def project_many_wins() -> bool:
@@ -196,11 +206,16 @@ def project_many_wins() -> bool:
 
 
 def _run_project(
-    entry: str, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, order: Tensor | None = None
+    entry: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    options: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     call = ProjectCall(*x.shape, out.shape[1], torch.get_num_threads(), DTYPES[weight.dtype], x.stride(0))
     call.x, call.weight, call.bias, call.out = x.data_ptr(), weight.data_ptr(), address(bias), out.data_ptr()
-    call.order = address(order)
+    call.order, call.row_scale, call.input_scale = (address(x) for x in options)
     check_flags(_projects()[entry](ctypes.byref(call)))
     return out

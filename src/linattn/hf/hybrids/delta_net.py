@@ -7,10 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...engines.native.delta_layer import LayerWeights, delta_layer
+from ...engines.native.plans import eligible
 from ..projections import project_in_order
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
+from .norms import plain_options
+from .one_pass import LEAST_TOKENS, STEP, WIDTHS, begins_here
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
@@ -43,6 +47,8 @@ class DeltaNetForward(EngineForward):
             hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
         found = _project(own, hidden_states)
         state = None if cache_params is None else cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
+        if _one_pass(own, found, cache_params, kwargs):
+            return own.out_proj(_rule_and_norm(own, found, cache_params).flatten(2))
         mixed = _convolve(own, found.mixed.transpose(1, 2), cache_params, kwargs).transpose(1, 2)
         query, key, value = mixed.split([own.key_dim, own.key_dim, own.value_dim], -1)
         B, T, _ = hidden_states.shape
@@ -92,6 +98,36 @@ def _project_grouped(own: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     query, key, value, z = own.in_proj_qkvz(hidden_states).unflatten(-1, (heads, -1)).split(sizes, -1)
     mixed = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], -1)
     return mixed, z.unflatten(-1, (-1, own.head_v_dim))
+
+
+def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether convolution, rule and norm are one native call: a prompt from its first token on, in float32."""
+    if found.mixed.shape[1] < LEAST_TOKENS or not begins_here(own, cache, kwargs) or own.conv1d.bias is not None:
+        return False
+    given = [*found, own.conv1d.weight, own.A_log, own.dt_bias, own.norm.weight]
+    shaped = own.head_k_dim % STEP == 0 and own.head_v_dim % STEP == 0 and own.conv_kernel_size in WIDTHS
+    plain = shaped and own.activation in ("silu", "swish") and found.mixed.stride(2) == found.z.stride(-1) == 1
+    options = plain_options(own.norm)
+    normed = options is not None and not options["sigmoid"]
+    return plain and normed and all(x.dtype is torch.float32 for x in given) and eligible(*given)
+
+
+def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
+    """The inputs of the output projection, (B, T, H, M); the cache moves on."""
+    z = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim)
+    if cache is not None:
+        cache.update_conv_state(found.mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
+    weights = LayerWeights(
+        own.conv1d.weight.squeeze(1).t().contiguous(),
+        -own.A_log.exp(),
+        own.dt_bias.contiguous(),
+        own.norm.weight.contiguous(),
+        own.norm.variance_epsilon,
+    )
+    out, last = delta_layer(found.mixed, found.b, found.a, z, weights, own.num_k_heads)
+    if cache is not None:
+        cache.update_recurrent_state(last, own.layer_idx)
+    return out
 
 
 def _convolve(own: Any, mixed: Tensor, cache: Any, kwargs: dict[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""One token of Mamba-2's layer: the projections, and four calls of the engine between them."""
+"""Mamba-2's layer: one token in four calls of the engine between the projections, a prompt in one."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ from torch import Tensor
 
 from ...engines.native import available, mixer
 from ...engines.native.plans import eligible
+from ...engines.native.scan_layer import ScanWeights, scan_layer
+from ..projections import project_scaled
 from .forward import EngineForward
+from .norms import plain_options
+from .one_pass import LEAST_TOKENS, STEP, WIDTHS, begins_here
 
 # Families whose layers are the same but for their names. Falcon-H1 has multipliers in between.
 CLASSES = {
@@ -26,6 +30,8 @@ class Mamba2Forward(EngineForward):
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Any:
         own = self.module
+        if attention_mask is None and _one_pass(own, hidden_states, cache_params, kwargs):
+            return _prompt(own, hidden_states, cache_params)
         if hidden_states.shape[1] == 1 and cache_params is not None and attention_mask is None:
             held = cache_params.get_conv_state(own.layer_idx, state_idx=0)
             state = cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
@@ -33,6 +39,50 @@ class Mamba2Forward(EngineForward):
             if held is not None and state is not None and not recording and _served(own, hidden_states, held, state):
                 return _one_token(own, hidden_states, held, state)
         return super().__call__(hidden_states, cache_params, attention_mask, **kwargs)
+
+
+def _one_pass(own: Any, x: Tensor, cache: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether convolution and scan are one native call: a prompt from its first token on, in float32."""
+    if x.shape[1] < LEAST_TOKENS or not begins_here(own, cache, kwargs) or hasattr(own.conv1d, "_hf_hook"):
+        return False
+    weights = own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.in_proj.weight, own.norm.weight
+    given = [x, *weights, *([] if own.conv1d.bias is None else [own.conv1d.bias])]
+    shaped = own.head_dim % STEP == 0 and own.ssm_state_size % STEP == 0 and own.conv_kernel_size in WIDTHS
+    usual = (
+        own.activation in ("silu", "swish") and tuple(own.time_step_limit) == (0.0, float("inf")) and not own.training
+    )
+    return shaped and usual and all(y.dtype is torch.float32 for y in given) and eligible(*given)
+
+
+def _prompt(own: Any, hidden_states: Tensor, cache: Any) -> Tensor:
+    """(B, T, width) -> (B, T, width); the cache, if there is one, gets the states."""
+    batch, tokens, _ = hidden_states.shape
+    rows = own.in_proj(hidden_states)
+    gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
+    if cache is not None:
+        cache.update_conv_state(mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
+    weights = ScanWeights(
+        own.conv1d.weight.squeeze(1).t().contiguous(),
+        None if own.conv1d.bias is None else own.conv1d.bias.contiguous(),
+        -own.A_log.exp(),
+        own.dt_bias.contiguous(),
+        own.D.contiguous(),
+    )
+    scaled = project_scaled(own.out_proj, batch * tokens) if _whole_rows(own.norm) else None
+    gates = gate.unflatten(-1, (own.num_heads, own.head_dim)) if scaled else None
+    out, last, squares = scan_layer(mixed, dt, gates, weights, own.num_heads, own.n_groups, own.ssm_state_size)
+    if cache is not None:
+        cache.update_recurrent_state(last.mT.contiguous(), layer_idx=own.layer_idx)
+    if scaled is None or squares is None:
+        return own.out_proj(own.norm(out.flatten(2), gate))
+    mean = squares.sum(1) / own.intermediate_size
+    return scaled(out.flatten(2), (mean + own.norm.variance_epsilon).rsqrt(), own.norm.weight)
+
+
+def _whole_rows(norm: Any) -> bool:
+    """Whether the norm is over all heads and after the gate: then it is a factor of each row of the output projection."""
+    options = plain_options(norm)
+    return options is not None and options.get("groups") == 1 and options.get("gate_first", False)
 
 
 def _served(own: Any, x: Tensor, held: Tensor, state: Tensor) -> bool:

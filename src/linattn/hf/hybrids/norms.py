@@ -50,6 +50,13 @@ class NormForward:
         return out.squeeze(1) if falcon and out.dim() == 3 and out.shape[1] == 1 else out
 
 
+def plain_options(norm: Any) -> dict[str, Any] | None:
+    """Its options if NormForward serves this norm and computing it in another place changes nothing: no hook would miss it."""
+    served = norm.__dict__.get("forward")
+    hooked = norm._forward_hooks or norm._forward_pre_hooks  # noqa: SLF001
+    return served.options if isinstance(served, NormForward) and not hooked else None
+
+
 def _served(x: Tensor, gate: Tensor | None) -> bool:
     if not x.is_cpu or x.dim() < 2 or native.dtype_refusal(x.dtype) is not None:
         return False

@@ -1,0 +1,93 @@
+/// Layers between their projections: buffers of exactly the size that the calls may touch.
+#pragma once
+#include "decay/abi.h"
+#include "delta/abi.h"
+#include "digests.h"
+
+extern "C" {
+int32_t linattn_delta_layer(const DeltaCall*, const DeltaLayer*);
+int32_t linattn_scan_layer(const DecayCall*, const ScanLayer*);
+}
+
+namespace {
+
+/// Strides over batch, head and token of rows (tokens, channels) that hold heads of `dim` side by side.
+void row_strides(int64_t tokens, int64_t channels, int64_t dim, int64_t (&to)[3]) {
+  to[0] = tokens * channels, to[1] = dim, to[2] = channels;
+}
+
+/// Sizes that both layers have: heads of `dim` that share `key_heads` of `key_dim`.
+struct LayerShape {
+  int64_t tokens, key_heads, heads, key_dim, dim, width;
+  int64_t keys() const { return key_heads * key_dim; }
+  int64_t values() const { return heads * dim; }
+  int64_t channels() const { return 2 * keys() + values(); }
+};
+
+void check_delta_layer(const LayerShape& s) {
+  seed = 1;
+  const int64_t T = s.tokens, B = 2, bounds[2] = {0, T};
+  Buffer<float> mixed(B * T * s.channels(), true), gates(B * T * 2 * s.heads, true), gate(B * T * s.values(), true);
+  Buffer<float> filters(s.width * s.channels(), true), decay(2 * s.heads, true), norm(s.dim, true);
+  Buffer<float> out(B * T * s.values()), final(B * s.heads * s.key_dim * s.dim);
+  for (int64_t h = 0; h < s.heads; ++h) decay[size_t(h)] = -std::fabs(decay[size_t(h)]);
+  DeltaCall c;
+  DeltaLayer layer;
+  std::memset(&c, 0, sizeof c), std::memset(&layer, 0, sizeof layer);
+  c.batch = B, c.query_heads = c.key_heads = s.key_heads, c.heads = s.heads, c.tokens = T, c.dim = s.key_dim;
+  c.value_dim = s.dim, c.sequences = 1, c.threads = 3, c.normalize = 1, c.scale = 0.5f, c.bounds = bounds;
+  c.query = mixed, c.key = mixed + s.keys(), c.value = mixed + 2 * s.keys();
+  row_strides(T, s.channels(), s.key_dim, c.query_stride), row_strides(T, s.channels(), s.key_dim, c.key_stride);
+  row_strides(T, s.channels(), s.dim, c.value_stride), row_strides(T, s.values(), s.dim, c.out_stride);
+  row_strides(T, 2 * s.heads, 1, c.beta_stride), row_strides(T, 2 * s.heads, 1, c.decay_stride);
+  c.beta = gates, c.log_decay = gates + s.heads, c.state_new = final, c.out = out;
+  layer.width = s.width, layer.channels = s.channels(), layer.eps = 1e-3f;
+  layer.query_filter = filters, layer.key_filter = filters + s.keys(), layer.value_filter = filters + 2 * s.keys();
+  layer.decay_scale = decay, layer.decay_bias = decay + s.heads, layer.gate = gate, layer.norm_weight = norm;
+  row_strides(T, s.values(), s.dim, layer.gate_stride);
+  const std::string name = "delta layer, tokens " + std::to_string(T) + " heads " + std::to_string(s.heads);
+  expect(linattn_delta_layer(&c, &layer) == OK, name);
+  digests.same(name, out, out.size, 1e-3);
+  digests.same(name + ": state", final, final.size, 1e-3);
+}
+
+void check_scan_layer(const LayerShape& s, bool gated) {
+  seed = 1;
+  const int64_t T = s.tokens, B = 2, bounds[2] = {0, T};
+  Buffer<float> mixed(B * T * s.channels(), true), steps(B * T * s.heads, true), gate(B * T * s.values(), true);
+  Buffer<float> filters(s.width * s.channels(), true), bias(s.channels(), true), A(s.heads, true), rest(2 * s.heads, true);
+  Buffer<float> out(B * T * s.values()), final(B * s.heads * s.key_dim * s.dim), squares(B * s.heads * T);
+  for (size_t h = 0; h < A.size; ++h) A[h] = -std::fabs(A[h]);
+  DecayCall c;
+  ScanLayer layer;
+  std::memset(&c, 0, sizeof c), std::memset(&layer, 0, sizeof layer);
+  c.batch = B, c.query_heads = c.key_heads = s.key_heads, c.heads = s.heads, c.tokens = T, c.dim = s.key_dim;
+  c.value_dim = s.dim, c.sequences = 1, c.threads = 3, c.scale = 1, c.bounds = bounds;
+  c.query = mixed, c.key = mixed + s.keys(), c.value = mixed + 2 * s.keys();
+  row_strides(T, s.channels(), s.key_dim, c.query_stride), row_strides(T, s.channels(), s.key_dim, c.key_stride);
+  row_strides(T, s.channels(), s.dim, c.value_stride), row_strides(T, s.values(), s.dim, c.out_stride);
+  row_strides(T, s.heads, 1, c.input_stride);
+  c.input = steps, c.skip = rest, c.state_new = final, c.out = out;
+  layer.width = s.width, layer.channels = s.channels(), layer.A = A, layer.step_bias = rest + s.heads;
+  layer.query_filter = filters, layer.key_filter = filters + s.keys(), layer.value_filter = filters + 2 * s.keys();
+  if (gated) {
+    layer.query_bias = bias, layer.key_bias = bias + s.keys(), layer.value_bias = bias + 2 * s.keys();
+    layer.gate = gate, layer.squares = squares;
+    row_strides(T, s.values(), s.dim, layer.gate_stride);
+  }
+  const std::string name = "scan layer, tokens " + std::to_string(T) + " heads " + std::to_string(s.heads);
+  expect(linattn_scan_layer(&c, &layer) == OK, name);
+  digests.same(name, out, out.size, 1e-3);
+  digests.same(name + ": state", final, final.size, 1e-3);
+  if (gated) digests.same(name + ": squares", squares, squares.size, 1e-3);
+}
+
+int layer_shapes() {
+  for (const LayerShape& s : {LayerShape{1, 1, 1, 16, 16, 4}, {70, 1, 5, 32, 48, 2}, {97, 2, 4, 16, 32, 3}}) {
+    check_delta_layer(s);
+    check_scan_layer(s, s.heads != 5);
+  }
+  return 6;
+}
+
+}  // namespace

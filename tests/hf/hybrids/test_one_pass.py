@@ -1,0 +1,87 @@
+"""Prompts whose layers are one native call between their projections: they take it, and compute what transformers computes."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from hf_support import logits, tokens
+from linattn.engines.native import mixer
+from linattn.hf import attach, projections
+from linattn.hf.hybrids import delta_net, mamba2
+from native_support import needs_native
+
+transformers.logging.set_verbosity_error()
+pytestmark = needs_native
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+
+
+def build(family):
+    torch.manual_seed(0)
+    if family == "mamba2":
+        config = transformers.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=16, n_groups=2)
+    else:
+        heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        dims = {"linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_attention_heads": 2, "head_dim": 16}
+        experts = {
+            "num_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        }
+        layers = {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 1}
+        config = transformers.Qwen3NextConfig(**SIZES, **heads, **dims, **experts, **layers)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(params=["mamba2", "qwen3_next"])
+def pair(request, monkeypatch):
+    """A model, the attached one, and an entry for each layer that took one call; every prompt takes the native product."""
+    calls = []
+    for module, name in ((mamba2, "scan_layer"), (delta_net, "delta_layer")):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, f=function: (calls.append(args), f(*args))[1])
+    monkeypatch.setattr(projections, "MANY_ROWS", 20)
+    monkeypatch.setattr(mixer, "project_many_wins", lambda: True)
+    theirs = build(request.param)
+    return theirs, attach(copy.deepcopy(theirs)), calls
+
+
+def served(model):
+    return [m.__dict__["forward"] for m in model.modules() if "forward" in m.__dict__]
+
+
+def near(found, expected):
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_prompts_and_what_follows_them(pair):
+    theirs, ours, calls = pair
+    ids = tokens(2, 90)
+    near(logits(ours, ids), logits(theirs, ids))
+    assert len(calls) == sum(type(m) in (mamba2.Mamba2Forward, delta_net.DeltaNetForward) for m in served(ours))
+    found = ours.generate(ids, max_new_tokens=6, do_sample=False)
+    assert torch.equal(found, theirs.generate(ids, max_new_tokens=6, do_sample=False))
+    cache = transformers.DynamicCache(config=ours.config)
+    held = {"cache_params" if ours.config.model_type == "mamba2" else "past_key_values": cache}
+    with torch.no_grad():
+        for part in ids.split([50, 40], 1):
+            last = ours(part, **held, use_cache=True).logits
+    near(last, logits(theirs, ids)[:, 50:])
+
+
+def test_gradients_and_hooks_of_the_norm_take_the_steps_one_by_one(pair):
+    theirs, ours, calls = pair
+    ids = tokens(2, 40)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    near(logits(ours, ids, attention_mask=mask)[0, 7:], logits(theirs, ids, attention_mask=mask)[0, 7:])
+    del calls[:]
+    near(ours(ids).logits.detach(), logits(theirs, ids))  # with gradients
+    assert not calls
+    seen, norms = [], [m for m in ours.modules() if type(m).__name__.endswith("RMSNormGated")]
+    for norm in norms:
+        norm.register_forward_hook(lambda *args: seen.append(args))
+    near(logits(ours, ids), logits(theirs, ids))
+    assert len(seen) == len(norms) > 0

@@ -1,0 +1,131 @@
+"""Layers between their projections in one native pass against token by token in float64, on every instruction set."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from linattn.engines.native.delta_layer import LayerWeights, delta_layer
+from linattn.engines.native.scan_layer import ScanWeights, scan_layer
+from native_support import isa, needs_native
+
+__all__ = ["isa"]
+pytestmark = needs_native
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near(found, expected, bound=2e-5):
+    assert found.shape == expected.shape
+    assert float((found.double() - expected).abs().max()) <= bound * max(1.0, float(expected.abs().max()))
+
+
+def convolve(x, filters, bias=None):
+    """x (b, T, channels), filters (width, channels): the causal convolution and silu."""
+    padded = F.pad(x, (0, 0, filters.shape[0] - 1, 0))
+    out = sum(row * padded[:, i : i + x.shape[1]] for i, row in enumerate(filters))
+    return F.silu(out if bias is None else out + bias)
+
+
+def plain_delta_layer(mixed, b, a, gate, weights, key_heads):
+    filters, scale, bias, norm, eps = weights
+    H, M = gate.shape[2:]
+    x = convolve(mixed, filters)
+    D = (x.shape[-1] - H * M) // (2 * key_heads)
+    query, key, value = x.split([key_heads * D, key_heads * D, H * M], -1)
+    query, key = (
+        F.normalize(y.unflatten(-1, (key_heads, D)), dim=-1).repeat_interleave(H // key_heads, 2) for y in (query, key)
+    )
+    value, beta, decay = value.unflatten(-1, (H, M)), b.sigmoid(), (scale * F.softplus(a + bias)).exp()
+    state, out = torch.zeros(len(x), H, D, M, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        state = state * decay[:, t, :, None, None]
+        read = torch.einsum("bhd,bhdm->bhm", key[:, t], state)
+        written = (value[:, t] - read) * beta[:, t, :, None]
+        state = state + key[:, t, :, :, None] * written[:, :, None]
+        out.append(torch.einsum("bhd,bhdm->bhm", query[:, t], state) * D**-0.5)
+    return F.rms_norm(torch.stack(out, 1), (M,), norm, eps) * F.silu(gate), state
+
+
+def delta_inputs(tokens, key_heads, heads, dim, value_dim, width):
+    channels = 2 * key_heads * dim + heads * value_dim
+    rows = draw(2, tokens, channels + heads * value_dim + 3)  # as a projection leaves them: all side by side
+    gates = draw(2, tokens, 2 * heads, seed=1)
+    weights = LayerWeights(
+        draw(width, channels, seed=2), -draw(heads, seed=3).abs(), draw(heads, seed=4), draw(value_dim, seed=5), 1e-3
+    )
+    gate = rows[..., channels:-3].unflatten(-1, (heads, value_dim))
+    return rows[..., :channels], gates[..., :heads], gates[..., heads:], gate, weights, key_heads
+
+
+def wide(inputs):
+    return [
+        type(x)(*wide(x)) if isinstance(x, tuple) else x.double() if isinstance(x, torch.Tensor) else x for x in inputs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "key_heads", "heads", "dim", "value_dim", "width"),
+    [(1, 1, 1, 16, 16, 4), (33, 2, 4, 32, 16, 4), (70, 1, 5, 16, 48, 2), (100, 3, 3, 48, 32, 3)],
+)
+def test_delta_layer(isa, tokens, key_heads, heads, dim, value_dim, width):
+    inputs = delta_inputs(tokens, key_heads, heads, dim, value_dim, width)
+    out, final = delta_layer(*inputs)
+    expected, state = plain_delta_layer(*wide(inputs))
+    near(out, expected)
+    near(final, state)
+
+
+def test_a_token_that_is_not_finite_leaves_those_before_it(isa):
+    inputs = delta_inputs(70, 1, 2, 16, 16, 4)
+    before, _ = delta_layer(*inputs)
+    inputs[0][1, 41, 40] = float("nan")  # a value of the first head
+    out, final = delta_layer(*inputs)
+    near(out[0], before[0].double())
+    near(out[1, :41], before[1, :41].double())
+    near(out[1, :, 1], before[1, :, 1].double())
+    assert out[1, 41:, 0].isnan().all()
+    assert final[1, 0].isnan().any()
+
+
+def plain_scan_layer(mixed, dt, gate, weights, heads, groups, states):
+    filters, bias, A, step_bias, skip = weights
+    x = convolve(mixed, filters, bias)
+    x, B, C = x.split([x.shape[-1] - 2 * groups * states, groups * states, groups * states], -1)
+    x = x.unflatten(-1, (heads, -1))
+    B, C = (y.unflatten(-1, (groups, states)).repeat_interleave(heads // groups, 2) for y in (B, C))
+    dt = F.softplus(dt + step_bias)
+    state, out = torch.zeros(len(x), heads, states, x.shape[-1], dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        step = dt[:, t, :, None, None]
+        state = state * (step * A[:, None, None]).exp() + B[:, t, :, :, None] * x[:, t, :, None] * step
+        out.append(torch.einsum("bhn,bhnm->bhm", C[:, t], state) + skip[:, None] * x[:, t])
+    out = torch.stack(out, 1)
+    return out if gate is None else out * F.silu(gate), state
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "groups", "dim", "states", "width", "gated"),
+    [
+        (1, 1, 1, 16, 16, 4, True),
+        (65, 6, 1, 32, 16, 4, True),
+        (40, 4, 2, 16, 48, 2, False),
+        (130, 3, 3, 48, 32, 3, True),
+    ],
+)
+def test_scan_layer(isa, tokens, heads, groups, dim, states, width, gated):
+    channels = heads * dim + 2 * groups * states
+    rows = draw(2, tokens, heads * dim + channels + heads)
+    gate, mixed, dt = rows.split([heads * dim, channels, heads], -1)
+    bias = draw(channels, seed=2) if gated else None
+    A, rest = -draw(heads, seed=3).abs(), (draw(heads, seed=4), draw(heads, seed=5))
+    weights = ScanWeights(draw(width, channels, seed=1), bias, A, *rest)
+    inputs = mixed, dt, gate.unflatten(-1, (heads, dim)) if gated else None, weights, heads, groups, states
+    out, final, squares = scan_layer(*inputs)
+    expected, state = plain_scan_layer(*wide(inputs))
+    near(out, expected)
+    near(final, state)
+    assert (squares is None) is not gated
+    if squares is not None:
+        near(squares, expected.square().sum(-1).transpose(1, 2))
