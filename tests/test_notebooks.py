@@ -42,6 +42,7 @@ def jupyter(tmp_path_factory):
         manager.start_kernel(cwd=str(FOLDER))
         yield manager
         manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,7 +56,11 @@ def test_it_runs_and_its_exercises_can_be_solved(path, jupyter):
     for solution, cell in zip(found, checks, strict=True):
         notebook.cells += [nbformat.v4.new_code_cell(solution), nbformat.v4.new_code_cell(cell.source)]
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    nbclient.NotebookClient(notebook, timeout=300, km=jupyter).execute()
+    client = nbclient.NotebookClient(notebook, timeout=300, km=jupyter)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()  # sockets that are left open warn in other tests
     for cell in checks:
         raised = [output.ename for output in cell.outputs if output.output_type == "error"]
         assert raised, f"the check passes before the exercise is solved: {cell.source}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import bindings as calls
-from .operators import define, floats
+from .operators import define, empty_floats
 
 _SUMS = "Tensor S, Tensor Z, Tensor scale, Tensor tokens"
 _KEYS = "Tensor key, Tensor value"
@@ -63,7 +63,7 @@ def _(
 
 @read_state.register_fake
 def _(query: Any, S: Any, Z: Any, scale: Any, tokens: Any, guarded: Any, weights: Any, ints: Any, floats: Any) -> Any:
-    return floats(query, *query.shape[:3], S.shape[3]), tokens.new_empty(tokens.shape)
+    return empty_floats(query, *query.shape[:3], S.shape[3]), tokens.new_empty(tokens.shape)
 
 
 @causal.register_fake
@@ -86,7 +86,7 @@ def _(
 ) -> Any:
     sums = tuple(x.new_empty(x.shape) for x in (S, Z, scale, tokens, guarded))
     checkpoints = calls.checkpoints_shape(key, S.shape[2], S.shape[3], train)
-    return (floats(query, *query.shape[:3], value.shape[3]), *sums, floats(query, *checkpoints))
+    return (empty_floats(query, *query.shape[:3], value.shape[3]), *sums, empty_floats(query, *checkpoints))
 
 
 @update_state_backward.register_fake
@@ -102,12 +102,12 @@ def _(
     ints: Any,
     floats: Any,
 ) -> Any:
-    return floats(key, *key.shape), floats(value, *value.shape), floats(key, *key.shape[:3])
+    return empty_floats(key, *key.shape), empty_floats(value, *value.shape), empty_floats(key, *key.shape[:3])
 
 
 @read_state_backward.register_fake
 def _(query: Any, S: Any, Z: Any, out: Any, grad_out: Any, weights: Any, ints: Any, floats: Any) -> Any:
-    return floats(query, *query.shape), floats(S, *S.shape), floats(Z, *Z.shape)
+    return empty_floats(query, *query.shape), empty_floats(S, *S.shape), empty_floats(Z, *Z.shape)
 
 
 @causal_backward.register_fake
@@ -128,8 +128,8 @@ def _(
     floats: Any,
 ) -> Any:
     sums = *key.shape[:2], ints[1]
-    keys = floats(key, *key.shape), floats(value, *value.shape), floats(key, *key.shape[:3])
-    return (floats(query, *query.shape), *keys, floats(key, *sums, value.shape[3]), floats(key, *sums))
+    keys = empty_floats(key, *key.shape), empty_floats(value, *value.shape), empty_floats(key, *key.shape[:3])
+    return (empty_floats(query, *query.shape), *keys, empty_floats(key, *sums, value.shape[3]), empty_floats(key, *sums))
 
 
 def _update_state_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -197,8 +197,8 @@ def _causal_grads(ctx: Any, grad_out: Tensor | None, grad_S: Tensor | None, grad
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     if decay is not None or grad_S is not None or grad_Z is not None:
-        grad_S = floats(out, *sums, value.shape[3]).zero_() if grad_S is None else grad_S
-        grad_Z = floats(out, *sums).zero_() if grad_Z is None else grad_Z
+        grad_S = empty_floats(out, *sums, value.shape[3]).zero_() if grad_S is None else grad_S
+        grad_Z = empty_floats(out, *sums).zero_() if grad_Z is None else grad_Z
     grads = causal_backward(
         query,
         key,

@@ -8,7 +8,7 @@ from torch import Tensor
 from . import decayed_sums_bindings as bindings
 from . import output_pool
 from .decayed_sums_bindings import available, decode
-from .operators import define, floats
+from .operators import define, empty_floats
 from .plans import eligible
 
 __all__ = ["available", "decayed_sums", "decode"]
@@ -35,9 +35,9 @@ def _(
     bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
     rows = query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3]
     out = output_pool.empty_rows(rows, value)
-    final = floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
+    final = empty_floats(query, key.shape[0] * (len(bounds) - 1), heads, *dims)
     shape = (key.shape[0], bindings.segment_count(bounds), heads, *dims) if train else (0,)
-    return out, final, floats(query, *shape)
+    return out, final, empty_floats(query, *shape)
 
 
 @backward_op.register_fake
@@ -54,9 +54,9 @@ def _(
     grad_final: Any,
 ) -> Any:
     sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
-    state = floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
-    decay = floats(query, 0) if log_decay is None else floats(query, *log_decay.shape)
-    return *(floats(x, *x.shape) for x in (query, key, value)), decay, state
+    state = empty_floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
+    decay = empty_floats(query, 0) if log_decay is None else empty_floats(query, *log_decay.shape)
+    return *(empty_floats(x, *x.shape) for x in (query, key, value)), decay, state
 
 
 def _context(ctx: Any, inputs: Any, output: Any) -> None:

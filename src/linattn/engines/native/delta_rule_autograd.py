@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import delta_rule, output_pool
-from .operators import define, floats
+from .operators import define, empty_floats
 
 _INPUTS = (
     "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens,"
@@ -34,14 +34,14 @@ def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     shape = query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3]
     out = output_pool.empty_rows(shape, value)
     saved = delta_rule.checkpoint_shape(query, value, cu_seqlens, train)
-    return out, floats(query, *_state_shape(key, value, cu_seqlens)), floats(query, *saved)
+    return out, empty_floats(query, *_state_shape(key, value, cu_seqlens)), empty_floats(query, *saved)
 
 
 def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
     query, key, value, beta, log_decay, _mask, cu_seqlens, *_ = inputs
     decay = (0,) if log_decay is None else log_decay.shape
     shapes = query.shape, key.shape, value.shape, beta.shape, decay, _state_shape(key, value, cu_seqlens)
-    return tuple(floats(query, *shape) for shape in shapes)
+    return tuple(empty_floats(query, *shape) for shape in shapes)
 
 
 forward.register_fake(_forward_shapes)

@@ -12,6 +12,6 @@ def define(name: str, function: Callable[..., Any], schema: str) -> Any:
     return torch.library.custom_op(f"linattn::{name}", function, mutates_args=(), device_types="cpu", schema=schema)
 
 
-def floats(like: Tensor, *shape: int) -> Tensor:
+def empty_floats(like: Tensor, *shape: int) -> Tensor:
     """An empty float32 tensor on the device of `like`, for the shapes of an operator."""
     return like.new_empty(shape, dtype=torch.float32)
