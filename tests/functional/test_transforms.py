@@ -51,7 +51,7 @@ def test_compile_with_a_state_and_several_segments(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(checkpointing, "COMPILED_BUDGET", 2**13)
     kernel = KERNELS["positive"]()
-    first, second = qkv(40, grad=True), qkv(140, grad=True)
+    first, second = qkv(70, grad=True), qkv(140, grad=True)
 
     def call(state, *inputs):
         return linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state, return_state=True)
