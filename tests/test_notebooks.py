@@ -42,6 +42,7 @@ def jupyter(tmp_path_factory):
         manager.start_kernel(cwd=str(FOLDER))
         yield manager
         manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -59,7 +60,7 @@ def test_it_runs_and_its_exercises_can_be_solved(path, jupyter):
     try:
         client.execute()
     finally:
-        client.kc.stop_channels()  # the kernel stays, for the next notebook
+        client.kc.stop_channels()  # sockets that are left open warn in other tests
     for cell in checks:
         raised = [output.ename for output in cell.outputs if output.output_type == "error"]
         assert raised, f"the check passes before the exercise is solved: {cell.source}"

@@ -12,6 +12,7 @@ struct RowFilter {
   const float *weight, *bias;
 };
 
+/// convolve_rows, below, with a filter of width W.
 template <int W>
 void convolve_rows(const RowFilter& f, const float* x, int64_t stride, int64_t t, int64_t dim, int64_t n, int64_t padded,
                    float* to, int64_t ld) {

@@ -24,6 +24,7 @@ struct LayerShape {
   int64_t channels() const { return 2 * keys() + values(); }
 };
 
+/// A delta-rule layer in one pass: the same numbers on every instruction set.
 void check_delta_layer(const LayerShape& s) {
   seed = 1;
   const int64_t T = s.tokens, B = 2, bounds[2] = {0, T};
@@ -51,6 +52,7 @@ void check_delta_layer(const LayerShape& s) {
   digests.same(name + ": state", final, final.size, 1e-3);
 }
 
+/// The same of a Mamba-2 layer, with its gate or without.
 void check_scan_layer(const LayerShape& s, bool gated) {
   seed = 1;
   const int64_t T = s.tokens, B = 2, bounds[2] = {0, T};
@@ -82,6 +84,7 @@ void check_scan_layer(const LayerShape& s, bool gated) {
   if (gated) digests.same(name + ": squares", squares, squares.size, 1e-3);
 }
 
+/// All shapes of both layers. Returns how many there are.
 int layer_shapes() {
   for (const LayerShape& s : {LayerShape{1, 1, 1, 16, 16, 4}, {70, 1, 5, 32, 48, 2}, {97, 2, 4, 16, 32, 3}}) {
     check_delta_layer(s);

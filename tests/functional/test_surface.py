@@ -1,17 +1,14 @@
 """The arguments of linattn.attention, one by one: what torch's function means by them, and what is refused."""
 
 import inspect
-import re
 import typing
 
 import pytest
 import torch
-import typing_extensions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 import linattn
-import typed_calls
 from conftest import DIM, KERNELS, assert_close, qkv, tokens
 from linattn.kernels import KernelName, Positive
 from linattn.kernels.names import NAMES
@@ -320,34 +317,3 @@ def test_empty_batches_queries_and_keys(name, sizes, engine):
         assert linattn.attention(query, key, value, state=state, **options).shape == out.shape
         mask = torch.ones(B, S, dtype=torch.bool)
         assert linattn.attention(query, key, value, key_mask=mask, **options).shape == out.shape
-
-
-def test_what_type_checkers_see_runs_too():
-    typed_calls.calls()
-
-
-def _public_callables():
-    modules = [linattn, linattn.kernels, linattn.nn, linattn.measure, linattn.hf, linattn.parallel]
-    for module in modules:
-        for name in module.__all__:
-            found = getattr(module, name)
-            if inspect.isfunction(found):
-                for one in (found, *typing_extensions.get_overloads(found)):
-                    yield f"{module.__name__}.{name}", one
-            elif inspect.isclass(found) and found.__module__.startswith("linattn"):
-                members = {**vars(found), "__init__": found.__init__}
-                for member, value in members.items():
-                    function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-                    function = function.fget if isinstance(function, property) else function
-                    public = not member.startswith("_") or member == "__init__"
-                    if public and inspect.isfunction(function) and function.__module__.startswith("linattn"):
-                        yield f"{module.__name__}.{name}.{member}", function
-
-
-def test_no_public_signature_says_any():
-    guilty = []
-    for name, function in _public_callables():
-        for argument, kind in function.__annotations__.items():  # a class, a type or words: "Any" stands in all of them
-            if re.search(r"\bAny\b", str(kind)):
-                guilty.append(f"{name}({argument})")
-    assert guilty == []

@@ -109,12 +109,12 @@ def test_rows_of_a_batch_go_on_from_their_own_positions():
     mask = torch.ones(3, 220, dtype=torch.bool)
     mask[0, :9] = False
     mask[1, :50] = False
-    mask[2, 100:120] = False
+    mask[2, 96:120] = False  # from the first token of a block on
     alone = []
     for row in range(3):
         keep = mask[row].nonzero().squeeze(-1)
         alone.append(attention(*(x[row : row + 1, :, keep] for x in (q, k, v)), kernel=kernel, **CAUSAL))
-    for lengths in ([220], [150, 70], [150] + [1] * 70):
+    for lengths in ([220], [150, 70], [150] + [1] * 70, [96, 24, 100]):
         out, state = in_pieces(q, k, v, lengths, kernel, mask)
         assert state.tokens.tolist() == mask.sum(-1).tolist()
         for row in range(3):

@@ -335,9 +335,8 @@ def prepare_call(
 def _fail(flags: int, query: Tensor | None, key: Tensor, value: Tensor, state: PackedState) -> NoReturn:
     """Raises the error of a call; NaN and infinity are looked for in all of its inputs."""
     if flags & NOT_FINITE:
-        queries = {} if query is None else {"query": query}
-        held = finite.of_state(NearFarState(state.signature, **state.tensors()))
-        finite.refuse(torch.float32, **queries, key=key, value=value, **held)
+        inputs = {"key": key, "value": value} | ({} if query is None else {"query": query})
+        finite.refuse(torch.float32, **inputs, **finite.of_state(NearFarState(state.signature, **state.tensors())))
     check_flags(flags)
     raise AssertionError(f"the native library returned unknown flags {flags}")
 

@@ -30,6 +30,9 @@ class QueryStatistics:
         last = [(p + max(n, 1) - 1) // layout.block for p, n in zip(layout.phases, layout.counts, strict=True)]
         index = torch.tensor(last, device=self._samples.device).reshape(B, 1, 1, 1, 1, 1)
         self.queries = self._samples.gather(3, index.expand(-1, H, G, 1, s, width)).squeeze(3)
+        if not all(layout.counts):  # sequences without a new token keep what they have
+            some = torch.tensor([n > 0 for n in layout.counts], device=index.device).reshape(B, 1, 1, 1, 1)
+            self.queries = torch.where(some, self.queries, self._earlier)
 
     def before(self, i: int) -> Tensor:
         """The samples (B, H, G, s, D + 1) of the block before block i."""
