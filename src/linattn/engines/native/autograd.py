@@ -129,7 +129,12 @@ def _(
 ) -> Any:
     sums = *key.shape[:2], ints[1]
     keys = empty_floats(key, *key.shape), empty_floats(value, *value.shape), empty_floats(key, *key.shape[:3])
-    return (empty_floats(query, *query.shape), *keys, empty_floats(key, *sums, value.shape[3]), empty_floats(key, *sums))
+    return (
+        empty_floats(query, *query.shape),
+        *keys,
+        empty_floats(key, *sums, value.shape[3]),
+        empty_floats(key, *sums),
+    )
 
 
 def _update_state_context(ctx: Any, inputs: Any, output: Any) -> None:
