@@ -19,7 +19,7 @@ import linattn
 from fuzz_support import KERNELS, TOLERANCE, Case, Expected, cases, cut, join, make_inputs, run, twin
 
 MORE = int(os.environ.get("LINATTN_FUZZ", "0"))
-CASES = 120  # of each kernel
+CASES = 300  # of each kernel
 settings.register_profile(
     "linattn-ci",
     max_examples=CASES * max(1, MORE),
