@@ -32,6 +32,25 @@ INLINE float half_to_float(uint16_t h) {
   return x;
 }
 
+/// VL numbers as they are stored: float32, or float16 bits.
+INLINE vec load_numbers(const float* from) { return load(from); }
+INLINE vec load_numbers(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  vec x;
+  for (int i = 0; i < VL; ++i) x[i] = half_to_float(from[i]);
+  return x;
+#endif
+}
+/// The first n of them, then 0.
+INLINE vec load_some_numbers(const float* from, int64_t n) { return load_some(from, n); }
+INLINE vec load_some_numbers(const uint16_t* from, int64_t n) {
+  uint16_t some[VL] = {};
+  if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;
+  return load_numbers(from);
+}
+
 /// bfloat16 bits to float32.
 INLINE float bfloat16_to_float(uint16_t h) {
   uint32_t bits = uint32_t(h) << 16;

@@ -23,6 +23,11 @@ INLINE uint16_t narrow_half(float x) {
   return uint16_t(h | sign >> 16);
 }
 
+/// Rounds a row (n) to the precision of float16.
+inline void round_to_half(float* row, int64_t n) {
+  for (int64_t d = 0; d < n; ++d) row[d] = half_to_float(narrow_half(row[d]));
+}
+
 /// float32 to bfloat16 bits, rounded to nearest even; NaN stays NaN.
 INLINE uint16_t narrow_brain(float x) {
   uint32_t bits;

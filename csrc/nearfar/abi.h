@@ -32,6 +32,7 @@ struct NearFarCall {
   float logit_cap;                  // of the scores; 0 for none
   int64_t step;                     // decode: tokens since `seen`
   int64_t reach;                    // distances with a bias of their own; no slot is nearer
+  int64_t entry_dtype;              // of the state's entries: FLOAT32, or FLOAT16, to which keys and values are rounded
   const float* band;                // (Hq, reach): biases as in scores.h, or null
   const void *query, *key, *value;  // query: null if only the state is wanted
   int64_t query_stride[3], key_stride[3], value_stride[3];
@@ -39,16 +40,18 @@ struct NearFarCall {
   const int64_t *seen, *counts, *merged, *entered;       // (B): tokens before, visible new ones, end of the merged keys,
                                                          // start of the last block that was entered
   const int64_t *budgets, *first_slot, *first_slot_new;  // (H): maximum of slots, and the index of a head's first slot
-  const float* sink;                                     // (B, H, sinks, E)
-  const float* near;                                     // (B, H, near_tokens, E)
+  const void* sink;                                      // (B, H, sinks, E)
+  const void* near;                                      // (B, H, near_tokens, E)
   int64_t near_stride[2];
-  const float *slot, *bias;               // (B, slots, E), (B, slots)
+  const void* slot;                       // (B, slots, E)
+  const float* bias;                      // (B, slots)
   const float *received, *near_received;  // (B, slots, 2), (B, H, window, 2): attention, and from how many queries
   const float *moments, *query_samples;   // (B, H, 2, D + 1), (B, H, G, block / stride, D + 1)
-  float* sink_new;
-  float* near_new;
+  void* sink_new;
+  void* near_new;
   int64_t near_new_stride[2];
-  float *slot_new, *bias_new, *received_new, *near_received_new, *moments_new, *query_samples_new;
+  void* slot_new;
+  float *bias_new, *received_new, *near_received_new, *moments_new, *query_samples_new;
   float* out;               // (B, Hq, L, M), or null
   const FarCacheCall* far;  // null if no head has recall
   float* merges;            // (B, H, merge_blocks, 2 merge_rows + D): what the merges decided, for backward; or null

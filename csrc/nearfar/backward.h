@@ -125,24 +125,22 @@ class Backward {
   /// Loads the scaled key and the value of the token at a position; 0 if there is none.
   void load_token(int64_t position, float* key, float* value) const {
     if (position < shape.seen) {
-      const float* near = c.near + shape.b * c.near_stride[0] + shape.kv * c.near_stride[1];
       const int64_t i = near_index(position);
-      return unpack_entry(c, i < 0 ? nullptr : near + i * (c.dim + c.value_dim), key, value);
+      if (i < 0) return clear_rows(c, key, value);
+      return near_of(c, c.near, c.near_stride, head).load(i, key, value);
     }
-    const int64_t t = token(position);
-    load_row(c.dtype, token_ptr(c.dtype, c.key, c.key_stride, shape.b, shape.kv, t), c.dim, c.sqrt_scale, key);
-    load_row(c.dtype, token_ptr(c.dtype, c.value, c.value_stride, shape.b, shape.kv, t), c.value_dim, 1, value);
+    ::load_token(c, head, token(position), key, value);
   }
 
   /// Loads the slots of the incoming state to set 0, and the sinks to all sets. Sinks that a block does not see yet are
   /// hidden by their biases.
   void load_state() const {
-    const int64_t E = c.dim + c.value_dim, last = shape.kv + 1 < c.kv_heads ? c.first_slot[shape.kv + 1] : c.slots;
+    const int64_t last = shape.kv + 1 < c.kv_heads ? c.first_slot[shape.kv + 1] : c.slots;
     const Slots first = set(0);
     set_slots[0] = 0;
     for (int64_t i = first_slot(c.first_slot, c.slots); i < shape.b * c.slots + last; ++i) {
       if (c.bias[i] == -__builtin_inff()) continue;
-      unpack_entry(c, c.slot + i * E, first.key + set_slots[0] * size.ld, first.value + set_slots[0] * size.lv);
+      slots_of(c, c.slot).load(i, first.key + set_slots[0] * size.ld, first.value + set_slots[0] * size.lv);
       first.bias[set_slots[0]++] = c.bias[i];
     }
     for (int64_t i = 0; i < c.sinks; ++i) {
@@ -150,7 +148,7 @@ class Backward {
       if (i >= shape.seen && i < shape.end) {
         load_token(i, key, value);
       } else {
-        unpack_entry(c, c.sink + (head * c.sinks + i) * E, key, value);
+        sinks_of(c, c.sink, head).load(i, key, value);
       }
       for (int64_t k = 0; k <= size.segment; ++k) {
         const Slots s = set(k);
@@ -183,11 +181,11 @@ class Backward {
     const int64_t E = c.dim + c.value_dim, n = set_slots[imax(0, blocks_of(size.segments - 1))];
     for (int64_t i = 0; i < c.sinks; ++i) {
       const float* entry = g.sink_new ? g.sink_new + (head * c.sinks + i) * E : nullptr;
-      unpack_entry(c, entry, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
+      unpack_grad(c, entry, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
     }
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = first_slot(c.first_slot_new, c.slots_new) + i;
-      unpack_entry(c, g.slot_new ? g.slot_new + at * E : nullptr, grad_slots.key + i * size.ld,
+      unpack_grad(c, g.slot_new ? g.slot_new + at * E : nullptr, grad_slots.key + i * size.ld,
                    grad_slots.value + i * size.lv);
       grad_slots.bias[i] = g.bias_new ? g.bias_new[at] : 0;
     }
@@ -197,7 +195,7 @@ class Backward {
     for (int64_t i = 0; g.near_new && i < c.near_tokens_new; ++i) {
       const int64_t row = shape.end - c.near_tokens_new + i - base;
       const float* entry = g.near_new + (head * c.near_tokens_new + i) * E;
-      if (row >= 0) unpack_entry(c, entry, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
+      if (row >= 0) unpack_grad(c, entry, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
     }
   }
 
@@ -295,18 +293,18 @@ class Backward {
     const int64_t E = c.dim + c.value_dim, last = shape.kv + 1 < c.kv_heads ? c.first_slot[shape.kv + 1] : c.slots;
     for (int64_t i = 0; i < c.sinks; ++i) {
       if (i >= shape.seen && i < shape.end) continue;
-      pack_entry(c, g.sink + (head * c.sinks + i) * E, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
+      pack_grad(c, g.sink + (head * c.sinks + i) * E, grad_sinks.key + i * size.ld, grad_sinks.value + i * size.lv);
     }
     for (int64_t p = imax(window.base, shape.seen - c.near_tokens); p < shape.seen; ++p) {
       const int64_t i = near_index(p), row = p - window.base;
       if (i < 0) continue;
-      pack_entry(c, g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld,
+      pack_grad(c, g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld,
                  grad_near.value + row * size.lv);
     }
     int64_t n = 0;
     for (int64_t i = first_slot(c.first_slot, c.slots); i < shape.b * c.slots + last; ++i) {
       if (c.bias[i] == -__builtin_inff()) continue;
-      pack_entry(c, g.slot + i * E, grad_slots.key + n * size.ld, grad_slots.value + n * size.lv);
+      pack_grad(c, g.slot + i * E, grad_slots.key + n * size.ld, grad_slots.value + n * size.lv);
       g.bias[i] = grad_slots.bias[n++];
     }
   }

@@ -6,6 +6,19 @@
 
 namespace {
 
+/// Rows of work space from the gradient (E) of an entry, padded with 0; 0 if it is null.
+inline void unpack_grad(const NearFarCall& c, const float* grad, float* key, float* value) {
+  if (!grad) return clear_rows(c, key, value);
+  load_row(FLOAT32, grad, c.dim, 1, key);
+  load_row(FLOAT32, grad + c.dim, c.value_dim, 1, value);
+}
+
+/// The gradient (E) of an entry from rows of work space.
+inline void pack_grad(const NearFarCall& c, float* grad, const float* key, const float* value) {
+  copy_row(grad, key, c.dim);
+  copy_row(grad + c.dim, value, c.value_dim);
+}
+
 /// The sizes of a backward pass.
 struct BackwardShape {
   PrefillShape of;

@@ -7,24 +7,27 @@ namespace {
 
 /// Consecutive entries (n, E) of a state, and their biases (n) or null. first: the position of the first token; slots have
 /// none.
+template <class Number>
 struct Span {
-  const float *at, *bias;
+  const Number* at;
+  const float* bias;
   int64_t n, first;
 };
 
 /// to (n rounded up to whole vectors): logits of x (row_stride(D)) with the span's keys, MASKED_LOGIT behind the last. x
 /// and the logits are in units of log2.
-void span_logits(const NearFarCall& c, const Span& span, const Scores& scores, int64_t position, const float* x,
+template <class Number>
+void span_logits(const NearFarCall& c, const Span<Number>& span, const Scores& scores, int64_t position, const float* x,
                  float* to) {
   const int64_t D = c.dim, E = D + c.value_dim, full = D / VL * VL;
   for (int64_t i = 0; i < span.n; i += VL) {
     vec dots[VL];
     UNROLL(16)
     for (int k = 0; k < VL; ++k) {
-      const float* row = span.at + imin(i + k, span.n - 1) * E;
+      const Number* row = span.at + imin(i + k, span.n - 1) * E;
       vec a = {};
-      for (int64_t d = 0; d < full; d += VL) a += load(row + d) * load(x + d);
-      if (full < D) a += load_some(row + full, D - full) * load(x + full);
+      for (int64_t d = 0; d < full; d += VL) a += load_numbers(row + d) * load(x + d);
+      if (full < D) a += load_some_numbers(row + full, D - full) * load(x + full);
       dots[k] = a;
     }
     vec l = reduce<false>(dots);
@@ -37,19 +40,20 @@ void span_logits(const NearFarCall& c, const Span& span, const Scores& scores, i
 }
 
 /// acc += columns [j, j + W VL) of the span's values, weighted (n).
-template <int W>
-INLINE void add_values(const NearFarCall& c, const Span& span, const float* weight, int64_t j, vec (&acc)[W]) {
+template <int W, class Number>
+INLINE void add_values(const NearFarCall& c, const Span<Number>& span, const float* weight, int64_t j, vec (&acc)[W]) {
   const int64_t E = c.dim + c.value_dim, left = c.value_dim - j;
-  const float* row = span.at + c.dim + j;
+  const Number* row = span.at + c.dim + j;
   for (int64_t i = 0; i < span.n; ++i, row += E) {
     UNROLL(4)
-    for (int w = 0; w < W; ++w) acc[w] += (W == 1 ? load_some(row, left) : load(row + w * VL)) * weight[i];
+    for (int w = 0; w < W; ++w)
+      acc[w] += (W == 1 ? load_some_numbers(row, left) : load_numbers(row + w * VL)) * weight[i];
   }
 }
 
 /// out: columns [j, j + W VL) of the weighted values of three spans times `factor`. `bad` becomes NaN if one is not finite.
-template <int W>
-INLINE void write_output(const NearFarCall& c, const Span* spans, const float* weights, float factor, int64_t j, float* out,
+template <int W, class Number>
+INLINE void write_output(const NearFarCall& c, const Span<Number>* spans, const float* weights, float factor, int64_t j, float* out,
                          vec& bad) {
   vec acc[W] = {};
   for (int p = 0; p < 3; ++p) {
@@ -85,29 +89,29 @@ void update_moments(const NearFarCall& c, int64_t head, int64_t position, float*
   m.store_moments(c.moments_new + head * size);
 }
 
-/// One token of one kv head. Its key and value become the last entry of near_new, whose other entries are in place already.
-/// Returns flags.
-int32_t decode(const NearFarCall& c, int64_t head) {
+/// One token of one kv head, in a state that stores its entries as Number. Its key and value become the last entry of
+/// near_new, whose other entries are in place already. Returns flags.
+template <class Number>
+int32_t decode_token(const NearFarCall& c, int64_t head) {
   const int64_t D = c.dim, M = c.value_dim, E = D + M, b = head / c.kv_heads, kv = head % c.kv_heads;
   const int64_t groups = c.heads / c.kv_heads, position = c.seen[b] + c.step, start = position - position % c.block;
   const int64_t low = imax(imax(start - c.window, c.merged[b]), imin(start, c.sinks));
   const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
   const int64_t columns = round_up(c.sinks, VL) + round_up(last - first, VL) + round_up(position - low + 1, VL);
-  float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
-  float* entry = near + (c.near_tokens_new - 1) * E;
+  const StoredEntries near = near_of(c, c.near_new, c.near_new_stride, head);
+  const Number* entry = reinterpret_cast<const Number*>(near.number(c.near_tokens_new - 1, 0));
+  const Number *sink = static_cast<const Number*>(c.sink), *slot = static_cast<const Number*>(c.slot);
   const int64_t moments = c.moments_new ? QueryMoments::floats(D, groups * (c.block / c.stride)) : 0;
   const bool recalls = RecallToken::on(c, kv);
   const int64_t recalling = recalls ? RecallToken::floats(c, kv, last - first) : 0;
   float* space = scratch(3 * row_stride(D) + row_stride(M) + columns + 2 * VL + moments + recalling + 128);
   float *x = carve(space, row_stride(D)), *row = carve(space, imax(row_stride(D), row_stride(M)));
   float* weights = carve(space, columns + 2 * VL);
-  load_row(c.dtype, token_ptr(c.dtype, c.key, c.key_stride, b, kv, 0), D, c.sqrt_scale, row);
-  copy_row(entry, row, D);
-  load_row(c.dtype, token_ptr(c.dtype, c.value, c.value_stride, b, kv, 0), M, 1, row);
-  copy_row(entry + D, row, M);
-  const Span spans[3] = {{c.sink + head * c.sinks * E, nullptr, imin(c.sinks, start), 0},
-                         {c.slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first, 0},
-                         {entry - (position - low) * E, nullptr, position - low + 1, low}};
+  load_token(c, head, 0, x, row);
+  near.store(c.near_tokens_new - 1, x, row);
+  const Span<Number> spans[3] = {{sink + head * c.sinks * E, nullptr, imin(c.sinks, start), 0},
+                                 {slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first, 0},
+                                 {entry - (position - low) * E, nullptr, position - low + 1, low}};
   std::optional<RecallToken> recall;
   if (recalls) recall.emplace(c, b, kv, last - first, space);
   vec bad = {};
@@ -116,7 +120,7 @@ int32_t decode(const NearFarCall& c, int64_t head) {
     load_row(c.dtype, query, D, c.sqrt_scale * LOG2E_F, x);
     float* at = weights;
     const Scores scores = scores_of(c, kv * groups + g);
-    for (const Span& span : spans) {
+    for (const Span<Number>& span : spans) {
       span_logits(c, span, scores, position, x, at);
       at += round_up(span.n, VL);
     }
@@ -137,6 +141,11 @@ int32_t decode(const NearFarCall& c, int64_t head) {
   }
   if (c.query_samples_new) update_moments(c, head, position, space);
   return sum(bad) == 0 ? OK : NOT_FINITE;
+}
+
+/// One token of one kv head. Returns flags.
+int32_t decode(const NearFarCall& c, int64_t head) {
+  return c.entry_dtype == FLOAT16 ? decode_token<uint16_t>(c, head) : decode_token<float>(c, head);
 }
 
 }  // namespace

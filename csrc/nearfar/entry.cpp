@@ -39,7 +39,7 @@ EXPORT int32_t linattn_nearfar_prefill(const NearFarCall* c) {
 /// have in common. The token's key and value go behind the `near_tokens` ones of near_new; query_samples_new and
 /// moments_new are null where these do not change.
 EXPORT int32_t linattn_nearfar_decode(const NearFarCall* shared, int64_t step, const void* query, const void* key,
-                                      const void* value, float* near_new, int64_t near_tokens, const float* query_samples,
+                                      const void* value, void* near_new, int64_t near_tokens, const float* query_samples,
                                       float* query_samples_new, float* moments_new, float* out) {
   NearFarCall c = *shared;
   c.step = step, c.query = query, c.key = key, c.value = value;

@@ -150,27 +150,12 @@ class FarCache {
   float place(float cell) const { return (cell - float(far.shift)) * far.position_unit; }
   float middle(int64_t block) const { return place(float(block * unit) + float(unit - 1) / 2); }
 
-  /// The first n of VL numbers, then 0.
-  INLINE static vec load_numbers(const float* from, int64_t n) { return load_some(from, n); }
-  /// The same of float16 numbers.
-  INLINE static vec load_numbers(const uint16_t* from, int64_t n) {
-    uint16_t some[VL] = {};
-    if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;
-#if defined(__AVX512F__)
-    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#else
-    vec x;
-    for (int i = 0; i < VL; ++i) x[i] = half_to_float(from[i]);
-    return x;
-#endif
-  }
-
   /// As bound_products, with bounds (2 D) as they are stored.
   template <int R, class Number>
   INLINE void sum_bounds(const Number* from, const float* x, const float* squares, int64_t ld, vec (&sums)[2 * R]) const {
     for (vec& each : sums) each = vec{};
     for (int64_t d = 0; d < dim; d += VL) {
-      const vec mean = load_numbers(from + d, dim - d), var = load_numbers(from + dim + d, dim - d);
+      const vec mean = load_some_numbers(from + d, dim - d), var = load_some_numbers(from + dim + d, dim - d);
       UNROLL(4)
       for (int r = 0; r < R; ++r) {
         sums[2 * r] += mean * load(x + r * ld + d);

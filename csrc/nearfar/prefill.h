@@ -111,33 +111,36 @@ class Prefill {
 
   /// Loads the incoming state.
   void load_state() {
-    const int64_t E = c.dim + c.value_dim, b = shape.b, kv = shape.kv;
+    const int64_t b = shape.b, kv = shape.kv;
+    const StoredEntries sinks = sinks_of(c, c.sink, head), stored = slots_of(c, c.slot);
     for (int64_t i = 0; i < c.sinks; ++i) {
-      const float* entry = c.sink + (head * c.sinks + i) * E;
-      for (const Slots& s : {slots, spare}) unpack_entry(c, entry, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
+      for (const Slots& s : {slots, spare}) sinks.load(i, key_of(s, i - c.sinks), value_of(s, i - c.sinks));
     }
     const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
     int64_t* place = merging.place;  // the index of each slot without the empty ones
     for (int64_t i = b * c.slots + first; i < b * c.slots + last; ++i) {
       *place++ = slots.n;
       if (c.bias[i] == -__builtin_inff()) continue;
-      unpack_entry(c, c.slot + i * E, key_of(slots, slots.n), value_of(slots, slots.n));
+      stored.load(i, key_of(slots, slots.n), value_of(slots, slots.n));
       slots.received[slots.n] = c.received[2 * i], slots.queries[slots.n] = c.received[2 * i + 1];
       slots.bias[slots.n++] = c.bias[i];
     }
     copy_row(near_received, c.near_received + head * c.window * 2, c.window * 2);
-    load_near(c.near + b * c.near_stride[0] + kv * c.near_stride[1]);
+    load_near(near_of(c, c.near, c.near_stride, head));
     queries.load_moments(c.moments + head * 2 * (c.dim + 1));
     load_samples(c.query_samples + head * queries.rows * (c.dim + 1));
     if (recall) recall->load_state(merging.place, shape.budget > 0);
   }
 
   /// Loads the near tokens (near_tokens, E); positions before the first become 0.
-  void load_near(const float* near) const {
+  void load_near(const StoredEntries& near) const {
     for (int64_t p = window.base; p < shape.seen; ++p) {
       const int64_t i = p - (shape.seen - c.near_tokens);
-      const float* entry = p < 0 || i < 0 ? nullptr : near + i * (c.dim + c.value_dim);
-      unpack_entry(c, entry, window.key_at(p), window.value_at(p));
+      if (p >= 0 && i >= 0) {
+        near.load(i, window.key_at(p), window.value_at(p));
+      } else {
+        clear_rows(c, window.key_at(p), window.value_at(p));
+      }
     }
     if (shape.seen > window.base) window.transpose_keys(window.base, shape.seen - window.base);
   }
@@ -156,10 +159,7 @@ class Prefill {
   /// Appends the tokens at the positions [first, last) of one block to the window, and samples their queries.
   void load_tokens(int64_t first, int64_t last) const {
     for (int64_t p = first; p < last; ++p) {
-      const void* key = token_ptr(c.dtype, c.key, c.key_stride, shape.b, shape.kv, token(p));
-      const void* value = token_ptr(c.dtype, c.value, c.value_stride, shape.b, shape.kv, token(p));
-      load_row(c.dtype, key, c.dim, c.sqrt_scale, window.key_at(p));
-      load_row(c.dtype, value, c.value_dim, 1, window.value_at(p));
+      load_token(c, head, token(p), window.key_at(p), window.value_at(p));
       if (p < c.sinks) set_sink(p);
       if (!c.query || p % c.stride) continue;
       for (int64_t g = 0; g < shape.groups; ++g) {
@@ -225,7 +225,8 @@ class Prefill {
     }
     if (slots.n <= shape.budget) return true;
     queries.update_metric();
-    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap};
+    const bool half = c.entry_dtype == FLOAT16;
+    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap, half};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
     if (recall) recall->follow_merge(metric, slots.n, spare, merging);
     if (c.merges) record_merge(c, head, (last + c.window - shape.block_start(c)) / c.block, slots.n, metric, merging);
@@ -266,17 +267,16 @@ class Prefill {
 
   /// Writes the outgoing state.
   void store_state() const {
-    const int64_t D = c.dim, E = D + c.value_dim, b = shape.b, kv = shape.kv;
-    for (int64_t i = 0; i < c.sinks; ++i) {
-      pack_entry(c, c.sink_new + (head * c.sinks + i) * E, key_of(slots, i - c.sinks), value_of(slots, i - c.sinks));
-    }
-    float* near = c.near_new + b * c.near_new_stride[0] + kv * c.near_new_stride[1];
+    const int64_t D = c.dim, b = shape.b, kv = shape.kv;
+    const StoredEntries sinks = sinks_of(c, c.sink_new, head), stored = slots_of(c, c.slot_new);
+    for (int64_t i = 0; i < c.sinks; ++i) sinks.store(i, key_of(slots, i - c.sinks), value_of(slots, i - c.sinks));
+    const StoredEntries near = near_of(c, c.near_new, c.near_new_stride, head);
     for (int64_t i = 0; i < c.near_tokens_new; ++i) {
       const int64_t p = shape.end - c.near_tokens_new + i;
       if (p < window.base) {
-        memset(near + i * E, 0, size_t(E) * 4);
+        near.clear(i);
       } else {
-        pack_entry(c, near + i * E, window.key_at(p), window.value_at(p));
+        near.store(i, window.key_at(p), window.value_at(p));
       }
     }
     const int64_t first = c.first_slot_new[kv], last = kv + 1 < c.kv_heads ? c.first_slot_new[kv + 1] : c.slots_new;
@@ -286,9 +286,9 @@ class Prefill {
       c.received_new[2 * at] = i < slots.n ? slots.received[i] : 0;
       c.received_new[2 * at + 1] = i < slots.n ? slots.queries[i] : 0;
       if (i < slots.n) {
-        pack_entry(c, c.slot_new + at * E, key_of(slots, i), value_of(slots, i));
+        stored.store(at, key_of(slots, i), value_of(slots, i));
       } else {
-        memset(c.slot_new + at * E, 0, size_t(E) * 4);
+        stored.clear(at);
       }
     }
     copy_row(c.near_received_new + head * c.window * 2, near_received, c.window * 2);

@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of every head, or the mean over heads (default 128, or what a calibration was saved with)",
     )
     parser.add_argument(
+        "--state-bits",
+        type=int,
+        choices=(16, 32),
+        default=16,
+        help="of the keys and values in near/far's states, and in those of --baselines (default 16)",
+    )
+    parser.add_argument(
         "--recall",
         type=whole(0),
         default=0,
@@ -133,7 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     encoder = not model.can_generate()
     texts = {Path(f).name: weights.encode(tokenizer, Path(f), args.length) for f in args.text}
     slots = 128 if args.slots is None else args.slots
-    kernel = NearFar(args.window, slots, recall_bits=8)
+    kernel = NearFar(args.window, slots, recall_bits=8, state_bits=args.state_bits)
     found = _budgets(model, tokenizer, kernel, slots, saved, args)
     softmax = any(not is_sliding(module) for _, module in attention_modules(model))
     choices: dict[str, Any] = {"exact": None}
@@ -222,7 +229,8 @@ def _choices(kernel: Any, found: Any, slots: int, args: argparse.Namespace) -> d
         choices["near/far"] = (found.with_mean(round(mean), recall=False).kernels(), None)
         if any(any(row) for row in found.recall.values()):
             choices["with recall"] = (found.kernels(), None)
-    choices["window alone"] = (NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block), None)
+    alone = NearFar(kernel.window + round(mean), 0, kernel.sinks, kernel.block, state_bits=kernel.state_bits)
+    choices["window alone"] = (alone, None)
     return choices | {name: (name, None) for name in args.kernels}
 
 

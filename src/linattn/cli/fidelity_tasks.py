@@ -36,8 +36,8 @@ def baselines(model: Any, names: list[str] | None, kernel: Any, mean_slots: floa
 
     modules = [module for _, module in attention_modules(model) if not is_sliding(module)]
     dim, (heads, kv_heads) = head_dim(modules[0]), head_counts(modules[0])
-    entries = kernel.state_bytes(round(mean_slots), dim, dim, heads // kv_heads) // (8 * dim)
-    options = {"block": kernel.block, "frequencies": rotary_frequencies(modules[0].config)}
+    entries = kernel.state_bytes(round(mean_slots), dim, dim, heads // kv_heads) // kernel.entry_bytes(dim, dim)
+    options = {"block": kernel.block, "bits": kernel.state_bits, "frequencies": rotary_frequencies(modules[0].config)}
     if not names:
         names = [name for name in RULES if name != "expected" or options["frequencies"] is not None]
     found = {}

@@ -80,7 +80,9 @@ class LayerBiases:
         """The kernel with these biases."""
         if not self.any:
             return kernel
-        return kernel.changed(logit_cap=self.cap, position_bias=self.table, alibi_slopes=self.slopes)
+        bits = kernel.state_bits if self.table is None and self.slopes is None else 32  # positions do not fit into 16
+        biases = {"logit_cap": self.cap, "position_bias": self.table, "alibi_slopes": self.slopes}
+        return kernel.changed(**biases, state_bits=bits)
 
     def exact(self, query: Tensor, key: Tensor, key_mask: Tensor | None) -> Tensor | None:
         """What is added to the capped scores of softmax: (.., L, S), for queries at the last of the keys; None: nothing.

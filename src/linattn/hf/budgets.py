@@ -17,7 +17,16 @@ from ..nearfar import NearFar
 from .modules import Layer
 
 STEM = "linattn-budgets"
-RULE = 4  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
+RULE = 5  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
+
+
+# The arguments of a NearFar kernel that its errors depend on, whatever its slots and recall.
+MEASURED = ("window", "sinks", "block", "alpha", "recall_bits", "state_bits")
+
+
+def compact(window: int = 128, slots: int = 128) -> NearFar:
+    """The kernel that models get unless they name another: 16 bits for the state, 8 for recalled tokens."""
+    return NearFar(window, slots, recall_bits=8, state_bits=16)
 
 
 @dataclass
@@ -65,7 +74,7 @@ class Calibration:
 
     def measured(self, kernel: NearFar) -> bool:
         """Whether these are errors of this kernel, whatever its slots and the blocks that it recalls."""
-        names = ("window", "sinks", "block", "alpha", *(["recall_bits"] if kernel.recall else []))
+        names = [name for name in MEASURED if name != "recall_bits" or kernel.recall]
         return all(getattr(kernel, name) == self.kernel[name] for name in names)
 
     def near_far(self) -> NearFar:

@@ -18,7 +18,7 @@ from ..functional.attention import attention
 from ..nearfar import NearFar
 from .attention import PADDING
 from .biases import LayerBiases, biases_of
-from .budgets import RULE, Calibration, Option
+from .budgets import MEASURED, RULE, Calibration, Option, compact
 from .call import call_for
 from .exact import exact as exact_attention
 from .exact import sdpa
@@ -79,7 +79,8 @@ def calibrate(
         model: a model without an attached kernel.
         input_ids: (passages, tokens) of a text. Errors are means over passages: several give budgets that serve other texts
             better, and take as many times as long. Both halves of an encoder-decoder read them.
-        kernel: the NearFar whose window, sinks, block, alpha and recall_bits are used; NearFar(recall_bits=8) if not given.
+        kernel: the NearFar whose window, sinks, block, alpha, recall_bits and state_bits are used; if not given, one with
+            16-bit states and 8-bit recall.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
             price gives recall to more heads.
@@ -93,7 +94,7 @@ def calibrate(
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
     if save is not None:  # a folder that cannot be made fails before the work
         Path(save).mkdir(parents=True, exist_ok=True)
-    near_far = kernel or NearFar(recall_bits=8)
+    near_far = kernel or compact()
     ids = repeating(input_ids)
     found = measured_layers(model, biased=True)
     modules = [module for _, module in found]
@@ -103,7 +104,7 @@ def calibrate(
     if recall:
         kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
         options += [Option(m, recall, m + kept) for m in BESIDE_RECALL]
-    shape = {name: getattr(near_far, name) for name in ("window", "sinks", "block", "alpha", "recall_bits")}
+    shape = {name: getattr(near_far, name) for name in MEASURED}
     done = Unfinished(None if save is None else Path(save), model, ids, RULE, shape, options)
 
     passages = ids.split(1)
@@ -149,7 +150,7 @@ def sizes_to_try(largest: int) -> list[int]:
 
 def price_of_recall(kernel: NearFar, length: int, dim: int) -> int:
     """Memory of a head with recall for a text, in slots."""
-    return round(max(0, length - kernel.window) * kernel.recall_bytes(dim, dim) / (4 * (2 * dim + 1)))
+    return round(max(0, length - kernel.window) * kernel.recall_bytes(dim, dim) / kernel.slot_bytes(dim, dim))
 
 
 def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measure) -> Tensor:

@@ -19,7 +19,7 @@ DuoAttention is not among them: its retrieval heads keep every key, so that its 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -76,9 +76,11 @@ class Eviction(Kernel):
         recent: int = 128,
         sinks: int = 4,
         block: int = 64,
+        bits: int = 32,
         frequencies: Tensor | None = None,
     ):
-        """frequencies: (D / 2,), of the rotation of queries and keys by their positions; `expected` needs them."""
+        """bits: 16 stores keys and values in half precision. frequencies: (D / 2,), of the rotation of queries and keys by
+        their positions; `expected` needs them."""
         super().__init__(None)
         if rule not in RULES:
             raise ValueError(f"unknown rule {rule!r}: the baselines are {', '.join(RULES)}.")
@@ -87,13 +89,14 @@ class Eviction(Kernel):
         if rule == "expected" and frequencies is None:
             raise ValueError("the rule 'expected' needs a model with plain rotary positions: give their frequencies.")
         self.rule, self.budget, self.recent, self.sinks, self.block = rule, budget, min(recent, budget), sinks, block
+        self.bits = bits
         self.frequencies = frequencies if rule == "expected" else None
 
     def features_for(self, dim: int) -> int:
         raise ValueError("a cache that drops keys has no features.")
 
     def extra_repr(self) -> str:
-        return f"{self.rule}, budget={self.budget}, recent={self.recent}, sinks={self.sinks}, block={self.block}"
+        return f"{self.rule}, budget={self.budget}, recent={self.recent}, sinks={self.sinks}, block={self.block}, bits={self.bits}"
 
     @torch.no_grad()
     def attend(
@@ -124,7 +127,8 @@ class Eviction(Kernel):
         B, H, n, D = key.shape
         start = int(state.tokens[0])
         position = torch.arange(start, start + n, device=key.device).expand(B, H, n)
-        keys, values = torch.cat([state.key, key], 2), torch.cat([state.value, value], 2)
+        keys = torch.cat([state.key.to(key.dtype), key], 2)
+        values = torch.cat([state.value.to(value.dtype), value], 2)
         positions = torch.cat([state.position, position], 2)
         x = query.reshape(B, H, -1, n, D)
         logits = (x @ keys.unsqueeze(2).mT) * scale
@@ -137,11 +141,15 @@ class Eviction(Kernel):
             sums = expected_attention.add_queries(sums, x, position[0, 0], self.frequencies)
         new = EvictionState(self.rule, keys, values, positions, received, sums, state.tokens + n)
         if (start + n) % self.block or keys.shape[2] <= self.budget:
-            return out, new
+            return out, self._stored(new)
         kept = self._score(weights, new, scale).topk(self.budget, -1).indices.sort(-1).values
         keys, values = (x.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
         positions, received = positions.gather(2, kept), received.gather(2, kept)
-        return out, EvictionState(self.rule, keys, values, positions, received, sums, new.tokens)
+        return out, self._stored(EvictionState(self.rule, keys, values, positions, received, sums, new.tokens))
+
+    def _stored(self, state: EvictionState) -> EvictionState:
+        """With keys and values in the type that they are kept in."""
+        return replace(state, key=state.key.half(), value=state.value.half()) if self.bits == 16 else state
 
     def _score(self, weights: Tensor, state: EvictionState, scale: float) -> Tensor:
         """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last block."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from ..nearfar import NearFar
-from .budgets import Calibration
+from .budgets import Calibration, compact
 from .modules import Layer
 from .self_calibration import LENGTH, find_or_calibrate
 
@@ -37,7 +37,7 @@ class NearFarChoice:
         """
         if self.calibration is not None:
             return Calibration.load(self.calibration).kernels()
-        plain = NearFar(recall_bits=8) if self.window is None else NearFar(self.window, recall_bits=8)
+        plain = compact() if self.window is None else compact(self.window)
         exact = self.memory is None and length is not None and length <= plain.window + self.slots
         if self.equal_slots or exact:
             return plain.with_slots(self.slots, 0)

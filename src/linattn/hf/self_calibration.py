@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from .._files import cache_folder
 from ..nearfar import NearFar
-from .budgets import RULE, Calibration
+from .budgets import RULE, Calibration, compact
 from .calibrate import calibrate
 from .modules import attention_modules, head_counts, head_dim, is_sliding
 
@@ -38,8 +38,8 @@ def find_or_calibrate(
     """Budgets of a model: saved beside it, kept in the cache folder, or measured now, which one line says.
 
     Args:
-        kernel: its window, sinks, block, alpha, recall and recall_bits are used; budgets that were saved for others are
-            not. Without one, those of the saved calibration, or the defaults.
+        kernel: its window, sinks, block, alpha, recall, recall_bits and state_bits are used; budgets that were saved for
+            others are not. Without one, those of the saved calibration, or the defaults.
         mean_slots: slots of a kv head on average.
         memory: instead, the size of all near/far states of one sequence, in bytes or as "64MiB"; then recall is given to
             heads that are worth it. The far tokens of heads with recall are counted for texts of `length` tokens.
@@ -51,7 +51,7 @@ def find_or_calibrate(
     if found is not None and kernel is not None and not found.measured(kernel):
         found = None
     if kernel is None:
-        kernel = NearFar(recall_bits=8) if found is None else found.near_far()
+        kernel = compact() if found is None else found.near_far()
     recall = max(kernel.recalls(1)) if isinstance(kernel.recall, int) else max(kernel.recall)
     if memory is not None:
         mean_slots, recall = slots_within(model, kernel, parse_bytes(memory)), recall or RECALL

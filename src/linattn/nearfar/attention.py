@@ -40,6 +40,8 @@ def attend(
     entries = torch.cat([key.to(dtype) * sqrt_scale, value.to(dtype)], -1)
     if key_mask is not None:
         entries = entries.masked_fill(~key_mask[:, None, :, None], 0)
+    if call.is_causal or state is not None:
+        entries = kernel.stored(entries)
     if state is None:
         empty = NearFarState.empty(kernel, call.signature, query, key, value)
         groups = empty.head_groups(kernel, Positions.start(B))
@@ -60,7 +62,7 @@ def attend(
         outs.append(out)
         after.append(group)
     rows = in_head_order(outs, after).reshape(B, heads, L, M)
-    return rows, NearFarState.from_groups(call.signature, after) if call.return_state else None
+    return rows, NearFarState.from_groups(kernel, call.signature, after) if call.return_state else None
 
 
 @dataclass(frozen=True)

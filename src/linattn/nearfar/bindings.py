@@ -1,6 +1,7 @@
 """Near/far attention in the native library: a state in its native form, and tensors into pointers.
 
-Callers have checked everything before. Shapes are those of state.py; all tensors but the tokens are float32.
+Callers have checked everything before. Shapes are those of state.py; all tensors but the tokens and the state's entries are
+float32.
 """
 
 import ctypes
@@ -96,8 +97,9 @@ class PackedState:
         pack: PackedState | None = pack_of(state)
         if pack is not None:
             return pack
-        near, (buffer, end) = state.near, _buffer_of(state)
-        rest = state.sink, state.slots, state.bias, state.received, state.near_received, state.moments, state.queries
+        near, (buffer, end) = state.near, _buffer_of(state, form)
+        sink, slots = state.sink.to(form.entry_dtype), state.slots.to(form.entry_dtype)
+        rest = sink, slots, state.bias, state.received, state.near_received, state.moments, state.queries
         known = state.__dict__.get("_unpacked")
         far = PackedFarCache.of(state, form, known.far if isinstance(known, PackedState) else None)
         return PackedState(state.kernel, buffer, end, near.shape[2], state.positions, *rest, far)
@@ -126,14 +128,14 @@ class PackedState:
         }
 
 
-def _buffer_of(state: NearFarState) -> tuple[NearBuffer, int]:
+def _buffer_of(state: NearFarState, form: NativeForm) -> tuple[NearBuffer, int]:
     """A buffer that ends in the near tokens, and where: the one they were written to, if they still lie there."""
     near, known = state.near, state.__dict__.get("_unpacked")
     if isinstance(known, PackedState) and known.near_length == near.shape[2]:
         place = known.near
         if near.data_ptr() == place.data_ptr() and near.shape == place.shape and near.stride() == place.stride():
             return known.buffer, known.end
-    return NearBuffer(near, near.shape[2]), near.shape[2]
+    return NearBuffer(near.to(form.entry_dtype), near.shape[2]), near.shape[2]
 
 
 def advance(
@@ -158,9 +160,11 @@ def advance(
     if merges is not None:
         set_merges(call, form, merges)
     length, total = min(form.window + form.block, state.near_length + L), sum(grown)
-    near, sink = FLOATS.new_empty(B, H, length + spare, E), FLOATS.new_empty(B, H, form.sinks, E)
-    slots, bias = FLOATS.new_empty(B, total, E), FLOATS.new_empty(B, total)
-    received = FLOATS.new_empty(B, total, 2)
+    near, sink, slots = (
+        FLOATS.new_empty(*shape, E, dtype=form.entry_dtype)
+        for shape in ((B, H, length + spare), (B, H, form.sinks), (B, total))
+    )
+    bias, received = FLOATS.new_empty(B, total), FLOATS.new_empty(B, total, 2)
     near_received, moments, queries = (
         FLOATS.new_empty(*x.shape) for x in (state.near_received, state.moments, state.queries)
     )
@@ -220,7 +224,7 @@ class PreparedDecode:
         self._call.near_new_stride[0], self._call.near_new_stride[1] = near.stride()[:2]
         self._address, self._first = ctypes.addressof(self._call), state.end
         self._out_shape = self._call.batch, self._call.heads, 1, self._call.value_dim
-        self._near_at, self._entry_bytes = near.data_ptr(), 4 * near.shape[3]
+        self._near_at, self._entry_bytes = near.data_ptr(), near.element_size() * near.shape[3]
 
     def run(
         self,
@@ -295,7 +299,7 @@ def prepare_call(
     call.batch, call.kv_heads, call.tokens, call.dim = key.shape
     call.heads, call.value_dim = state.queries.shape[2] * call.kv_heads, value.shape[-1]
     call.window, call.sinks, call.block, call.stride = form.window, form.sinks, form.block, form.stride
-    call.threads, call.dtype = torch.get_num_threads(), DTYPES[key.dtype]
+    call.threads, call.dtype, call.entry_dtype = torch.get_num_threads(), DTYPES[key.dtype], DTYPES[form.entry_dtype]
     call.sqrt_scale, call.alpha, call.logit_cap = form.sqrt_scale, form.alpha, form.logit_cap
     if form.band is not None:
         call.reach, call.band = form.band.shape[1], form.band.data_ptr()

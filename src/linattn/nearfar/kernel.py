@@ -39,6 +39,9 @@ class NearFar(Kernel):
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
+        state_bits: of the keys and values in the state: 32, or 16 for half its size. Keys and values are then rounded to
+            float16 as they arrive, and slots after every merge. Not with alibi_slopes or position_bias, whose positions do
+            not fit into 16 bits.
         logit_cap: a score s becomes logit_cap tanh(s / logit_cap), as in Gemma 2; for a slot, the score of its mean key.
         alibi_slopes: (query heads), as in BLOOM and MPT: slope (j - i) is added to the score of query i and key j. For a slot,
             j is the mean position of its keys. Causal only.
@@ -63,6 +66,7 @@ class NearFar(Kernel):
         *,
         recall: int | Sequence[int] | Tensor = 0,
         recall_bits: int = 32,
+        state_bits: int = 32,
         logit_cap: float | None = None,
         alibi_slopes: Tensor | Sequence[float] | None = None,
         position_bias: TableLike | None = None,
@@ -81,6 +85,9 @@ class NearFar(Kernel):
         if recall_bits not in (32, 16, 8):
             raise ValueError(f"NearFar: recall_bits must be 32, 16 or 8, got {recall_bits}.")
         self.recall_bits = int(recall_bits)
+        if state_bits not in (32, 16):
+            raise ValueError(f"NearFar: state_bits must be 32 or 16, got {state_bits}.")
+        self.state_bits = int(state_bits)
         if logit_cap is not None and not 0 < logit_cap < math.inf:
             raise ValueError(f"NearFar: logit_cap must be positive and finite, got {logit_cap}.")
         self.logit_cap = None if logit_cap is None else float(logit_cap)
@@ -108,8 +115,8 @@ class NearFar(Kernel):
 
     def changed(self, **options: object) -> "NearFar":
         """The same kernel with some other options, by the names of the constructor."""
-        names = ("window", "slots", "sinks", "block", "alpha", "recall", "recall_bits", "logit_cap", "alibi_slopes")
-        given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "position_bias", "dim")}
+        names = ("window", "slots", "sinks", "block", "alpha", "recall", "recall_bits", "state_bits", "logit_cap")
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*names, "alibi_slopes", "position_bias", "dim")}
         return NearFar(**given | options)
 
     def of_heads(self, heads: Sequence[int]) -> "NearFar":
@@ -125,6 +132,8 @@ class NearFar(Kernel):
         self.position_bias: Any
         if slopes is not None and (table is not None or self.logit_cap is not None):
             raise ValueError("NearFar: alibi_slopes go neither with position_bias nor with logit_cap.")
+        if self.state_bits == 16 and (slopes is not None or table is not None):
+            raise ValueError("NearFar: state_bits=16 goes with neither alibi_slopes nor position_bias: use 32.")
         slopes = None if slopes is None else torch.as_tensor(slopes).detach().float()
         if slopes is not None and (slopes.dim() != 1 or not bool(slopes.isfinite().all())):
             raise ValueError(
@@ -168,10 +177,29 @@ class NearFar(Kernel):
         return max(n for n in range(1, RECALL_UNIT + 1) if self.block % n == 0)
 
     def state_bytes(self, slots: int, dim: int, value_dim: int, groups: int) -> int:
-        """Bytes of the state of one kv head with `groups` query heads, in float32 and without recall."""
+        """Bytes of the state of one kv head with `groups` query heads, for calls in float32 and without recall."""
         dim, tokens = dim + self.positions, self.sinks + self.window + self.block
         statistics = 2 * self.window + (2 + groups * (self.block // self.stride)) * (dim + 1)
-        return 4 * (tokens * (dim + value_dim) + slots * (dim + value_dim + 3) + statistics)
+        return tokens * self.entry_bytes(dim, value_dim) + slots * self.slot_bytes(dim, value_dim) + 4 * statistics
+
+    def entry_bytes(self, dim: int, value_dim: int) -> int:
+        """Bytes of a key with its value."""
+        return (dim + value_dim) * self.state_bits // 8
+
+    def slot_bytes(self, dim: int, value_dim: int) -> int:
+        """Bytes of a slot: an entry, its bias, and the attention that it received from how many queries."""
+        return self.entry_bytes(dim, value_dim) + 12
+
+    def entry_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Of the state's keys and values, for calls that compute in `dtype`."""
+        return torch.float16 if self.state_bits == 16 else dtype
+
+    def stored(self, entries: Tensor) -> Tensor:
+        """Keys and values as the state keeps them: rounded, with gradients passed straight through."""
+        if self.state_bits == 32:
+            return entries
+        rounded = entries.detach().half().to(entries.dtype)
+        return entries + (rounded - entries.detach()) if entries.requires_grad else rounded
 
     def recall_bytes(self, dim: int, value_dim: int) -> float:
         """Bytes that a head with recall stores per far token: key, value, its part of the bounds, slot and share."""
@@ -205,6 +233,7 @@ class NearFar(Kernel):
         text = f"window={self.window}, slots={self.slots}, sinks={self.sinks}, block={self.block}, alpha={self.alpha:g}"
         if self.recall:
             text += f", recall={self.recall}" + (f", recall_bits={self.recall_bits}" if self.recall_bits < 32 else "")
+        text += f", state_bits={self.state_bits}" if self.state_bits < 32 else ""
         if self.logit_cap is not None:
             text += f", logit_cap={self.logit_cap:g}"
         if self.alibi_slopes is not None:

@@ -56,7 +56,7 @@ def anchor_scores(entries: Tensor, anchor: Tensor, cap: float | None) -> Tensor:
     return capped((entries[..., : anchor.shape[-1]] @ anchor.mT).squeeze(-1), cap)
 
 
-def merge(
+def merge(  # noqa: PLR0913
     entries: Tensor,
     bias: Tensor,
     rate: Tensor | None,
@@ -65,18 +65,20 @@ def merge(
     metric: Tensor,
     alpha: float,
     cap: float | None = None,
+    stored: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merges n slots into `size`, the cheapest pairs first; empty slots are dropped before any others are merged.
 
     rate: (B, H, n), the attention that each slot received per query so far, or None if that is not known. anchor, metric:
-    (B, H, 1, D) both. cap: of the scores. Also returns the new index (B, H, n) of every old slot.
+    (B, H, 1, D) both. cap: of the scores. stored: rounds slots as the state will store them. Also returns the new index
+    (B, H, n) of every old slot.
     """
     log_weight = bias + anchor_scores(entries, anchor, cap)
     ranked = _rank(entries.detach(), log_weight.detach(), rate, metric, size)
     order = ranked.order
     entries, bias, log_weight = _take(entries, order), bias.gather(2, order), log_weight.gather(2, order)
     pairs = _choose_pairs(entries.detach(), ranked, size, metric, alpha)
-    slots, slots_bias = _pool(entries, bias, log_weight, pairs, anchor, cap)
+    slots, slots_bias = _pool(entries, bias, log_weight, pairs, anchor, cap, stored)
     index = torch.empty_like(order).scatter_(2, order, _new_index(pairs, order.shape[2]))
     return slots, slots_bias, index
 
@@ -162,7 +164,13 @@ def _squared_distances(x: Tensor, candidates: int) -> Tensor:
 
 
 def _pool(
-    entries: Tensor, bias: Tensor, log_weight: Tensor, pairs: _Pairs, anchor: Tensor, cap: float | None
+    entries: Tensor,
+    bias: Tensor,
+    log_weight: Tensor,
+    pairs: _Pairs,
+    anchor: Tensor,
+    cap: float | None,
+    stored: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """The merged slots and their biases: weighted means, relative to the heaviest member of each new slot."""
     source, stay, target = pairs
@@ -180,6 +188,7 @@ def _pool(
     moved = _take(entries, source) * added.unsqueeze(-1)
     pooled = left * share.masked_fill(same, 1).unsqueeze(-1)
     pooled = pooled.scatter_add(2, target.unsqueeze(-1).expand_as(moved), moved) / total.unsqueeze(-1)
+    pooled = pooled if stored is None else stored(pooled)
     new_bias = total.log() + top - anchor_scores(pooled, anchor, cap)
     return pooled, torch.where(same, left_bias, new_bias)
 

@@ -35,6 +35,8 @@ def refusal(call: Call, query: Tensor, key: Tensor, value: Tensor, state: NearFa
     reason = kernel_refusal(kernel)
     if reason is not None:
         return reason
+    if kernel.state_bits < 32 and (torch.compiler.is_compiling() or _trained(kernel, query, key, value, state)):
+        return "near/far attention with 16-bit states is trained and compiled through torch's own operators"
     if torch.compiler.is_compiling():
         return _compile_refusal(call, query, key, state)
     if _trained(kernel, query, key, value, state):

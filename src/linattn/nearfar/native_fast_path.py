@@ -19,7 +19,7 @@ from .kernel import NearFar
 from .native import kernel_refusal
 from .native_form import NativeForm, far_enough
 from .positioned import one_token, plain_positions, with_positions
-from .state import NearFarState
+from .state import ENTRIES, NearFarState
 from .validate import check_kernel
 
 MOST_PLANS = 512  # that are kept for a kernel
@@ -218,12 +218,13 @@ def _validated(state: NearFarState, kernel: NearFar, plan: Plan) -> PackedState 
         check_kernel(state, sizes, kernel, G, width - 1)
     except ValueError:
         return None
-    stored = FarCache.dtypes(kernel.recall_bits, torch.float32)
+    far = FarCache.dtypes(kernel.recall_bits, torch.float32)
+    stored = far | dict.fromkeys(ENTRIES, plan.form.entry_dtype)
     for name, x in state.tensors().items():
         dtype = torch.int64 if NearFarState.table[name].kind == "count" else stored.get(name, torch.float32)
         if not x.is_cpu or x.dtype is not dtype or x.is_neg() or (x.requires_grad and torch.is_grad_enabled()):
             return None
-        if name not in ("near", *stored) and not x.is_contiguous():
+        if name not in ("near", *far) and not x.is_contiguous():
             return None
     packed = PackedState.of(state, plan.form)
     return packed if _sizes(packed) == plan.sizes else None

@@ -24,6 +24,7 @@ class NativeForm(NamedTuple):
         recalls: the blocks that each kv head recalls.
         recall_unit, recall_bits: tokens in such a block, and how they are stored.
         positions: coordinates of the keys that hold positions.
+        entry_dtype: of the keys and values in a state.
     """
 
     window: int
@@ -40,6 +41,7 @@ class NativeForm(NamedTuple):
     recall_unit: int = 1
     recall_bits: int = 32
     positions: int = 0
+    entry_dtype: torch.dtype = torch.float32
 
     def has_table(self, table: Tensor | None) -> bool:
         """Whether this form was made for these position biases."""
@@ -69,6 +71,7 @@ class NativeForm(NamedTuple):
             kernel.recall_unit,
             kernel.recall_bits,
             kernel.positions,
+            kernel.entry_dtype(torch.float32),
         )
 
     def with_gradients(self, kernel: NearFar) -> "NativeForm":

@@ -125,17 +125,17 @@ def _enter_block(
         used = group.slots.shape[2]
         keys = incoming.cells[:, :, i * kernel.block : (i + 1) * kernel.block]
         fresh = None if incoming.all[i] else incoming.fresh[:, i]
-        group, moved = _add_slots(group, (keys, received), fresh, statistics, kernel.alpha)
+        group, moved = _add_slots(kernel, group, (keys, received), fresh, statistics)
         used = used if moved is None else group.budget
     return group if writer is None else replace(group, cache=writer.add_block(i, used, moved))
 
 
 def _add_slots(
+    kernel: NearFar,
     group: HeadGroup,
     new: tuple[Tensor, Tensor],
     fresh: Tensor | None,
     statistics: tuple[Tensor, Tensor],
-    alpha: float,
 ) -> tuple[HeadGroup, tuple[Tensor, Tensor] | None]:
     """Adds keys (B, H, n, E) and what they received as slots of their own while there is room; else merges slots.
 
@@ -157,7 +157,9 @@ def _add_slots(
         received = torch.nn.functional.pad(received, (0, 0, 0, group.budget - used))
     before = torch.cat([slots, keys], 2), torch.cat([bias, new_bias], 2)
     received = torch.cat([received, new_received], 2)
-    slots, bias, index = merge(*before, rates(received), group.budget, *statistics, alpha, group.scores.cap)
+    slots, bias, index = merge(
+        *before, rates(received), group.budget, *statistics, kernel.alpha, group.scores.cap, kernel.stored
+    )
     received = pooled(received, index, group.budget)
     moved = None
     if group.cache is not None:

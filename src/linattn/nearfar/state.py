@@ -30,7 +30,8 @@ class NearFarState(State):
     """The state of a near/far call. Heads may have different numbers of slots, so these lie one head after the other.
 
     Attributes:
-        sink: (..., H, sinks, E), the first tokens of the sequence.
+        sink: (..., H, sinks, E), the first tokens of the sequence. Like `near` and `slots` in the type of the kernel's
+            `state_bits`; everything else is in the type that calls compute in.
         near: (..., H, T, E), the last T tokens.
         slots: (..., slots of all heads, E), weighted means of the keys and values that were merged.
         bias: (..., slots of all heads), added to x.k of a slot; 0 for a single key, -inf for an empty slot.
@@ -85,14 +86,15 @@ class NearFarState(State):
         B, heads, _, D = query.shape
         H, E, samples = key.shape[1], D + value.shape[-1], kernel.block // kernel.stride
         like = query.new_empty(B, dtype=compute_dtype(query.dtype))
+        stored = kernel.entry_dtype(like.dtype)
         recalling = sum(blocks > 0 for blocks in kernel.recalls(H))
         far = _far_fields([FarCache.empty(like, recalling, D, E - D, kernel)] if recalling else [])
         none = torch.zeros(B, dtype=torch.int64, device=query.device)
         return NearFarState(
             signature,
-            sink=like.new_zeros(B, H, kernel.sinks, E),
-            near=like.new_zeros(B, H, 0, E),
-            slots=like.new_zeros(B, 0, E),
+            sink=like.new_zeros(B, H, kernel.sinks, E, dtype=stored),
+            near=like.new_zeros(B, H, 0, E, dtype=stored),
+            slots=like.new_zeros(B, 0, E, dtype=stored),
             bias=like.new_zeros(B, 0),
             received=like.new_zeros(B, 0, 2),
             near_received=like.new_zeros(B, H, kernel.window, 2),
@@ -161,7 +163,7 @@ class NearFarState(State):
         positions, kinds = positions or self.positions, kernel.groups(H)
         sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
         parts = {} if len(kinds) == 1 else {name: getattr(self, name).split(sizes, 1) for name in _BY_SLOT}
-        groups, scores = [], kernel.scores(self.queries.shape[2], self.near)
+        groups, scores = [], kernel.scores(self.queries.shape[2], self.bias)
         for budget, heads in kinds:
             if len(kinds) == 1:
                 used = self.slots.shape[1] // max(1, H)
@@ -170,6 +172,7 @@ class NearFarState(State):
             else:
                 fields = {name: torch.stack([part[h] for h in heads], 1) for name, part in parts.items()}
                 fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
+            fields |= {name: fields[name].to(self.bias.dtype) for name in ENTRIES}
             cache = self._far_cache(kernel, heads)
             own = scores if len(kinds) == 1 else scores.of_heads(heads)
             groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, scores=own, **fields))
@@ -194,7 +197,7 @@ class NearFarState(State):
         return FarCache(entries, bounds, slot, log_share, blocks[heads[0]], kernel.recall_unit, shift, kernel.positions)
 
     @staticmethod
-    def from_groups(signature: str, groups: "Sequence[HeadGroup]") -> "NearFarState":
+    def from_groups(kernel: NearFar, signature: str, groups: "Sequence[HeadGroup]") -> "NearFarState":
         """The inverse of `head_groups`."""
         first = groups[0]
         tokens, merged, entered = (
@@ -210,11 +213,13 @@ class NearFarState(State):
             shared = {name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1) for name in _BY_HEAD}
             shared |= {name: torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in _BY_SLOT}
             caches = [group.cache.head(i) for group, i in ordered if group.cache is not None]
+        shared |= {name: shared[name].to(kernel.entry_dtype(first.bias.dtype)) for name in ENTRIES}
         return NearFarState(signature, tokens=tokens, merged=merged, entered=entered, **shared, **_far_fields(caches))
 
 
 _BY_HEAD = ("sink", "near", "near_received", "moments", "queries")  # fields with one entry for each kv head
 _BY_SLOT = ("slots", "bias", "received")  # fields with one entry for each slot
+ENTRIES = ("sink", "near", "slots")  # fields in the type of the kernel's `state_bits`
 
 
 @dataclass(frozen=True)

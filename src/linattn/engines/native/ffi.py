@@ -79,7 +79,7 @@ class NearFarCall(Structure):
         *_fields("near_tokens near_tokens_new slots slots_new", c_int64),
         ("dtype", c_int32),
         *_fields("sqrt_scale alpha logit_cap", c_float),
-        *_fields("step reach", c_int64),
+        *_fields("step reach entry_dtype", c_int64),
         ("band", c_void_p),
         *_fields("query key value", c_void_p),
         *_fields("query_stride key_stride value_stride", c_int64 * 3),
