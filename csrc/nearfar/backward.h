@@ -186,7 +186,7 @@ class Backward {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = first_slot(c.first_slot_new, c.slots_new) + i;
       unpack_grad(c, g.slot_new ? g.slot_new + at * E : nullptr, grad_slots.key + i * size.ld,
-                   grad_slots.value + i * size.lv);
+                  grad_slots.value + i * size.lv);
       grad_slots.bias[i] = g.bias_new ? g.bias_new[at] : 0;
     }
     memset(grad_near.key, 0, size_t(size.rows * size.ld) * 4);
@@ -298,8 +298,7 @@ class Backward {
     for (int64_t p = imax(window.base, shape.seen - c.near_tokens); p < shape.seen; ++p) {
       const int64_t i = near_index(p), row = p - window.base;
       if (i < 0) continue;
-      pack_grad(c, g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld,
-                 grad_near.value + row * size.lv);
+      pack_grad(c, g.near + (head * c.near_tokens + i) * E, grad_near.key + row * size.ld, grad_near.value + row * size.lv);
     }
     int64_t n = 0;
     for (int64_t i = first_slot(c.first_slot, c.slots); i < shape.b * c.slots + last; ++i) {

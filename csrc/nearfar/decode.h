@@ -46,15 +46,14 @@ INLINE void add_values(const NearFarCall& c, const Span<Number>& span, const flo
   const Number* row = span.at + c.dim + j;
   for (int64_t i = 0; i < span.n; ++i, row += E) {
     UNROLL(4)
-    for (int w = 0; w < W; ++w)
-      acc[w] += (W == 1 ? load_some_numbers(row, left) : load_numbers(row + w * VL)) * weight[i];
+    for (int w = 0; w < W; ++w) acc[w] += (W == 1 ? load_some_numbers(row, left) : load_numbers(row + w * VL)) * weight[i];
   }
 }
 
 /// out: columns [j, j + W VL) of the weighted values of three spans times `factor`. `bad` becomes NaN if one is not finite.
 template <int W, class Number>
-INLINE void write_output(const NearFarCall& c, const Span<Number>* spans, const float* weights, float factor, int64_t j, float* out,
-                         vec& bad) {
+INLINE void write_output(const NearFarCall& c, const Span<Number>* spans, const float* weights, float factor, int64_t j,
+                         float* out, vec& bad) {
   vec acc[W] = {};
   for (int p = 0; p < 3; ++p) {
     add_values<W>(c, spans[p], weights, j, acc);

@@ -18,9 +18,9 @@ struct Grads {
       : query(s.batch * s.heads * s.groups * tape.c.tokens * s.dim),
         key(s.batch * s.heads * tape.c.tokens * s.dim),
         value(s.batch * s.heads * tape.c.tokens * s.value_dim),
-        sink(int64_t(tape.before->sink.size)),
-        near(int64_t(tape.before->near.size)),
-        slot(int64_t(tape.before->slot.size)),
+        sink(int64_t(tape.before->sink.size / 4)),
+        near(int64_t(tape.before->near.size / 4)),
+        slot(int64_t(tape.before->slot.size / 4)),
         bias(int64_t(tape.before->bias.size)),
         band(s.batch * s.heads * s.groups * s.reach) {
     const auto of = [&](Buffer<float> Grads::* field) -> const float* {
@@ -92,7 +92,8 @@ void check_nearfar(const NearFarShape& s) {
   const int64_t Hq = s.batch * s.heads * s.groups, M = s.value_dim, T = s.tokens;
   run.restart();
   run.prefill(0, T, run.out);
-  digests.same(run.shape, run.out, run.out.size, 1e-4);
+  const double close = s.state_bits == 32 ? 1e-4 : 1e-3;  // the last bit of a slot in 16 bits may differ
+  digests.same(run.shape, run.out, run.out.size, close);
   for (const int64_t cut : {T / 3, T - 1}) {
     if (cut <= 0) continue;
     Buffer<float> early(Hq * cut * M), late(Hq * (T - cut) * M), joined(Hq * T * M);
@@ -103,9 +104,9 @@ void check_nearfar(const NearFarShape& s) {
       std::memcpy(joined + h * T * M, early + h * cut * M, size_t(cut * M) * 4);
       std::memcpy(joined + (h * T + cut) * M, late + h * (T - cut) * M, size_t((T - cut) * M) * 4);
     }
-    expect(difference(joined, run.out, joined.size) < 1e-4, run.name + ": two calls");
+    expect(difference(joined, run.out, joined.size) < close, run.name + ": two calls");
   }
-  if (!s.recall) check_backward(run);
+  if (!s.recall && s.state_bits == 32) check_backward(run);
   if (s.mask || s.batch > 1) return;
   Buffer<float> joined(Hq * T * M), row(Hq * M);
   run.restart();
@@ -113,7 +114,7 @@ void check_nearfar(const NearFarShape& s) {
     run.decode(t, row);
     for (int64_t h = 0; h < Hq; ++h) std::memcpy(joined + (h * T + t) * M, row + h * M, size_t(M) * 4);
   }
-  expect(difference(joined, run.out, joined.size) < 1e-4, run.name + ": token by token");
+  expect(difference(joined, run.out, joined.size) < close, run.name + ": token by token");
 }
 
 /// Merges n slots into `size`; every slot must get a place.
@@ -138,6 +139,8 @@ void check_merge(int64_t n, int64_t size, int64_t D, int64_t M) {
 const NearFarShape NEARFAR_SIZES[] = {
     {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, false},
     {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true},
+    {2, 2, 2, 0, 7, 5, 9, 3, 8, 6, 0, true, 0, 0, 0, 32, 16},
+    {1, 1, 3, 0, 20, 80, 13, 2, 8, 14, 0, false, 0.9f, 0, 2, 8, 16},
     {1, 2, 1, 0, 16, 33, 20, 4, 16, 12, 0, false},
     {1, 1, 3, 0, 20, 80, 13, 2, 7, 40, 0, false},
     {1, 1, 1, 0, 33, 16, 5, 9, 4, 0, 0, true},

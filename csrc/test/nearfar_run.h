@@ -4,21 +4,23 @@
 
 extern "C" {
 int32_t linattn_nearfar_prefill(const NearFarCall*);
-int32_t linattn_nearfar_decode(const NearFarCall*, int64_t, const void*, const void*, const void*, float*, int64_t,
+int32_t linattn_nearfar_decode(const NearFarCall*, int64_t, const void*, const void*, const void*, void*, int64_t,
                                const float*, float*, float*, float*);
 }
 
 namespace {
 
 /// One case; `slots` is the budget of each kv head, `cap` that of the scores, `reach` the distances with biases, `recall`
-/// the blocks that the last kv head recalls, stored in `bits`; the other heads recall none.
+/// the blocks that the last kv head recalls, stored in `bits`; the other heads recall none. `state_bits`: of the entries.
 struct NearFarShape {
   int64_t batch, heads, groups, tokens, dim, value_dim, window, sinks, block, slots;
   int32_t dtype;
   bool mask;
   float cap = 0;
   int64_t reach = 0;
-  int64_t recall = 0, bits = 32;
+  int64_t recall = 0, bits = 32, state_bits = 32;
+
+  int64_t entry_bytes() const { return (dim + value_dim) * state_bits / 8; }
 };
 
 /// Tokens in a block of recall.
@@ -57,13 +59,14 @@ struct FarTokens {
 /// A state whose buffers have exactly the size they must have.
 struct State {
   int64_t near_tokens, slots;
-  Buffer<float> sink, near, slot, bias, received, near_received, moments, samples;
+  Buffer<uint8_t> sink, near, slot;
+  Buffer<float> bias, received, near_received, moments, samples;
   State(const NearFarShape& s, int64_t tokens, int64_t slots_per_head)
       : near_tokens(tokens),
         slots(slots_per_head),
-        sink(s.batch * s.heads * s.sinks * (s.dim + s.value_dim)),
-        near(s.batch * s.heads * tokens * (s.dim + s.value_dim)),
-        slot(s.batch * s.heads * slots_per_head * (s.dim + s.value_dim)),
+        sink(s.batch * s.heads * s.sinks * s.entry_bytes()),
+        near(s.batch * s.heads * tokens * s.entry_bytes()),
+        slot(s.batch * s.heads * slots_per_head * s.entry_bytes()),
         bias(s.batch * s.heads * slots_per_head),
         received(s.batch * s.heads * slots_per_head * 2),
         near_received(s.batch * s.heads * s.window * 2),
@@ -113,6 +116,7 @@ struct NearFarRun {
             std::to_string(s.tokens) + " dim " + std::to_string(s.dim) + " values " + std::to_string(s.value_dim) +
             " window " + std::to_string(s.window) + " block " + std::to_string(s.block) + " slots " +
             std::to_string(s.slots) + (s.cap > 0 ? " capped" : "") + (s.reach > 0 ? " biased" : "") +
+            (s.state_bits == 16 ? " half" : "") +
             (s.recall ? " recall " + std::to_string(s.recall) + " bits " + std::to_string(s.bits) : "");
     recall.assign(size_t(s.heads), 0), row.assign(size_t(s.heads), 0);
     recall.back() = s.recall;
@@ -160,6 +164,7 @@ struct NearFarRun {
     c.batch = s.batch, c.heads = s.heads * s.groups, c.kv_heads = s.heads, c.tokens = count;
     c.dim = s.dim, c.value_dim = s.value_dim, c.window = s.window, c.sinks = s.sinks, c.block = s.block, c.stride = 1;
     c.threads = 3, c.dtype = s.dtype, c.sqrt_scale = 0.7f, c.alpha = 0.25f;
+    c.entry_dtype = s.state_bits == 16 ? FLOAT16 : FLOAT32;
     c.logit_cap = s.cap, c.reach = s.reach, c.band = s.reach > 0 ? static_cast<float*>(band) : nullptr;
     const int64_t T = s.tokens;
     const int64_t strides[3][3] = {{s.heads * s.groups * T * s.dim, T * s.dim, s.dim},
@@ -245,19 +250,20 @@ struct NearFarRun {
   /// One token: inside a block by the decode entry, else by a prefill.
   void decode(int64_t t, float* rows) {
     if (seen[0] % s.block == 0 || seen[0] < s.sinks) return prefill(t, 1, rows);
-    const int64_t E = s.dim + s.value_dim, near_tokens = now->near_tokens + 1, per_head = near_tokens * E;
+    const int64_t near_tokens = now->near_tokens + 1, per_head = near_tokens * s.entry_bytes();
     NearFarCall c = call(t, 1);
     std::vector<int64_t> first(size_t(s.heads));
     for (int64_t h = 0; h < s.heads; ++h) first[size_t(h)] = h * now->slots;
     c.first_slot = first.data();
     add_far(c, nullptr);
     const bool ends = seen[0] % s.block == s.block - 1;
-    Buffer<float> near(s.batch * s.heads * per_head);
+    Buffer<uint8_t> near(s.batch * s.heads * per_head);
     Buffer<float> queries(int64_t(now->samples.size)), moments(int64_t(now -> moments.size));
     for (int64_t i = 0; i < s.batch * s.heads; ++i) {
-      std::memcpy(near + i * per_head, now->near + i * (per_head - E), size_t(per_head - E) * 4);
+      const int64_t before = per_head - s.entry_bytes();
+      std::memcpy(near + i * per_head, now->near + i * before, size_t(before));
     }
-    c.near_new_stride[0] = s.heads * per_head, c.near_new_stride[1] = per_head;
+    c.near_new_stride[1] = near_tokens * (s.dim + s.value_dim), c.near_new_stride[0] = s.heads * c.near_new_stride[1];
     const int32_t flags = linattn_nearfar_decode(&c, 0, c.query, c.key, c.value, near, near_tokens - 1, now->samples,
                                                  queries, ends ? static_cast<float*>(moments) : nullptr, rows);
     expect(flags == OK, name + ": decode");

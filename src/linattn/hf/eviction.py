@@ -96,7 +96,9 @@ class Eviction(Kernel):
         raise ValueError("a cache that drops keys has no features.")
 
     def extra_repr(self) -> str:
-        return f"{self.rule}, budget={self.budget}, recent={self.recent}, sinks={self.sinks}, block={self.block}, bits={self.bits}"
+        return f"{self.rule}, budget={self.budget}, recent={self.recent}, sinks={self.sinks}, block={self.block}" + (
+            f", bits={self.bits}" if self.bits < 32 else ""
+        )
 
     @torch.no_grad()
     def attend(
