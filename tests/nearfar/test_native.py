@@ -269,14 +269,16 @@ def test_empty_sizes():
     dim=st.integers(2, 20),
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=6),
     masked=st.booleans(),
+    bits=st.sampled_from([32, 16]),
     isa=st.sampled_from(ISA_LEVELS),
 )
 @settings(max_examples=80, deadline=None)
-def test_any_split_of_anything(window, slots, sinks, block, groups, dim, lengths, masked, isa):
+def test_any_split_of_anything(window, slots, sinks, block, groups, dim, lengths, masked, bits, isa):
     N, before = sum(lengths), library.isa
     q, k, v = tensors(N, heads=2 * groups, kv_heads=2, dim=dim, value_dim=dim + 1, seed=N)
     mask = torch.rand(2, N, generator=torch.Generator().manual_seed(N)) > 0.3 if masked else None
-    kernel = NearFar(window=window, slots=slots, sinks=sinks, block=block)
+    kernel = NearFar(window=window, slots=slots, sinks=sinks, block=block, state_bits=bits)
+    tolerance = {32: 1e-5, 16: 2e-3}[bits]  # the last bit of a slot may differ
     with suppress(ValueError):  # a CPU that has less is tested with the best it has
         library.set_isa(isa)
     try:
@@ -284,11 +286,11 @@ def test_any_split_of_anything(window, slots, sinks, block, groups, dim, lengths
         pieces, last = in_pieces(q, k, v, lengths, kernel, mask)
         if mask is not None:  # a hidden token's row is 0 or what the others show it, as the calls may be
             pieces, whole = (x.masked_fill(~mask[:, None, :, None], 0) for x in (pieces, whole))
-        close(pieces, whole)
+        close(pieces, whole, tolerance)
         if mask is None:  # rows at different positions may hold differently many empty slots
-            same_state(state, last)
+            same_state(state, last, tolerance)
         if mask is None and window >= N:  # everything is near
-            close(whole, attention(q.double(), k.double(), v.double(), kernel="softmax", **CAUSAL))
+            close(whole, attention(q.double(), k.double(), v.double(), kernel="softmax", **CAUSAL), tolerance)
     finally:
         library.set_isa(before)
 

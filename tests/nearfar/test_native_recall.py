@@ -230,6 +230,7 @@ def test_states_from_files_are_checked_and_go_on(tmp_path, bits):
     block=st.integers(1, 20),
     recall=st.tuples(st.integers(0, 4), st.integers(1, 9)),
     bits=st.sampled_from([32, 16, 8]),
+    state_bits=st.sampled_from([32, 16]),
     groups=st.integers(1, 4),
     dim=st.integers(2, 20),
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=6),
@@ -237,11 +238,14 @@ def test_states_from_files_are_checked_and_go_on(tmp_path, bits):
     isa=st.sampled_from(ISA_LEVELS),
 )
 @settings(max_examples=40, deadline=None)
-def test_any_split_of_anything(window, slots, sinks, block, recall, bits, groups, dim, lengths, masked, isa):
+def test_any_split_of_anything(
+    window, slots, sinks, block, recall, bits, state_bits, groups, dim, lengths, masked, isa
+):
     N, before = sum(lengths), library.isa
     q, k, v = tensors(N, heads=2 * groups, kv_heads=2, dim=dim, value_dim=dim + 1, seed=N)
     mask = torch.rand(2, N, generator=torch.Generator().manual_seed(N)) > 0.3 if masked else None
-    kernel = NearFar(window, slots, sinks, block, recall=recall, recall_bits=bits)
+    kernel = NearFar(window, slots, sinks, block, recall=recall, recall_bits=bits, state_bits=state_bits)
+    least = {32: 2e-5, 16: 2e-3}[state_bits]  # the last bit of a slot may differ
     with suppress(ValueError):  # a CPU that has less is tested with the best it has
         library.set_isa(isa)
     try:
@@ -250,8 +254,8 @@ def test_any_split_of_anything(window, slots, sinks, block, recall, bits, groups
         if mask is not None:  # a hidden token's row is 0 or what the others show it, as the calls may be
             pieces, whole = (x.masked_fill(~mask[:, None, :, None], 0) for x in (pieces, whole))
         # A call in which nothing has to be merged yet is exact, whatever the bits of the far tokens.
-        close(pieces, whole, {32: 2e-5, 16: 2e-3, 8: 5e-2}[bits])
+        close(pieces, whole, max(least, {32: 2e-5, 16: 2e-3, 8: 5e-2}[bits]))
         if mask is None:  # rows at different positions may hold differently many empty slots
-            same_state(state, last, 2e-5)
+            same_state(state, last, least)
     finally:
         library.set_isa(before)

@@ -21,6 +21,7 @@ from ..engines.native.ffi import NOT_FINITE, MergeCall, NearFarCall, library
 from ..engines.native.output_pool import COUNTS, FLOATS
 from ..states import finite
 from ..states.base import pack_of
+from .kernel import refuse_overflow
 from .native_far_cache import PackedFarCache, far_cache_call
 from .native_form import NativeForm
 from .positions import Positions
@@ -188,7 +189,7 @@ def advance(
     flags = library.nearfar_prefill(ctypes.byref(call))
     del alive
     if flags:
-        _fail(flags, query, inputs.key, inputs.value, state)
+        _fail(flags, query, inputs.key, inputs.value, state, form.sqrt_scale)
     buffer, rest = NearBuffer(near, length), (sink, slots, bias, received, near_received, moments, queries, far)
     return out, PackedState(state.signature, buffer, length, length, after, *rest)
 
@@ -256,7 +257,7 @@ class PreparedDecode:
             out.data_ptr(),
         )
         if flags:
-            _fail(flags, query, key, value, state)
+            _fail(flags, query, key, value, state, self._call.sqrt_scale)
         return out
 
 
@@ -336,10 +337,14 @@ def prepare_call(
     return call, [*alive, near, *held, *numbers, form.band]
 
 
-def _fail(flags: int, query: Tensor | None, key: Tensor, value: Tensor, state: PackedState) -> NoReturn:
+def _fail(
+    flags: int, query: Tensor | None, key: Tensor, value: Tensor, state: PackedState, sqrt_scale: float
+) -> NoReturn:
     """Raises the error of a call; NaN and infinity are looked for in all of its inputs."""
     if flags & NOT_FINITE:
         inputs = {"key": key, "value": value} | ({} if query is None else {"query": query})
+        if state.slots.dtype == torch.float16:
+            refuse_overflow(key.float() * sqrt_scale, value)
         finite.refuse(torch.float32, **inputs, **finite.of_state(NearFarState(state.signature, **state.tensors())))
     check_flags(flags)
     raise AssertionError(f"the native library returned unknown flags {flags}")

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from ..kernels.base import Kernel
+from ..kernels.base import Kernel, is_plain
 from .biases import Scores, capped
 
 RECALL_UNIT = 8  # tokens in a block of recall: smaller blocks are found more reliably, larger ones are cheaper to score
@@ -199,6 +199,8 @@ class NearFar(Kernel):
         if self.state_bits == 32:
             return entries
         rounded = entries.detach().half().to(entries.dtype)
+        if is_plain(entries):
+            refuse_overflow(entries)
         return entries + (rounded - entries.detach()) if entries.requires_grad else rounded
 
     def recall_bytes(self, dim: int, value_dim: int) -> float:
@@ -241,6 +243,16 @@ class NearFar(Kernel):
             slopes = self._slopes if torch.compiler.is_compiling() else self.alibi_slopes.tolist()
             text += f", alibi_slopes=[{', '.join(f'{x:g}' for x in slopes)}]"
         return text + (", position_bias" if self.position_bias is not None else "")
+
+
+def refuse_overflow(*tokens: Tensor) -> None:
+    """An error if one of the tokens is finite, but not in 16 bits."""
+    most = max([0.0, *(float(x.detach().abs().max()) for x in tokens if x.numel())])
+    if most < math.inf and not math.isfinite(torch.tensor(most).half()):
+        raise ValueError(
+            f"a scaled key or a value is as large as {most:.3g}, and NearFar(state_bits=16) holds "
+            "numbers up to 65504. Pass NearFar(state_bits=32)."
+        )
 
 
 def _check_table(table: Tensor) -> None:
