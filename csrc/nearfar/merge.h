@@ -61,9 +61,9 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
 /// Merges the live slots `from` into `size` slots `to`. `all`: the number of slots with empty ones, which are removed first
 /// but count among the candidates.
 void merge_slots(const Metric& m, const Slots& from, int64_t size, int64_t all, const MergeScratch& s, Slots& to) {
-  const int64_t removed = from.n - size, wanted = imax(2 * (all - size), CANDIDATES);
+  const int64_t removed = from.n - size, candidates = MergeScratch::candidates(all, size);
   rank_slots(m, from, size, s);
-  plan_merge(m, from, imin(all, wanted) - (all - from.n), removed, s);
+  plan_merge(m, from, candidates - (all - from.n), removed, s);
   pool_slots(m, from, s, to);
 }
 

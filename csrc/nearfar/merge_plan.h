@@ -9,8 +9,9 @@ namespace {
 
 /// Slots considered for removal: at least this many, or twice as many as must be removed.
 constexpr int64_t CANDIDATES = 128;
-/// Heads with at least this many slots search for single keys: an even weight is added to all slots, in units of the mean.
-constexpr int64_t SEARCHED = 256;
+/// Heads with at least this many slots search for single keys: an even weight is added to all slots, in units of the mean,
+/// and more of them are considered, because most have about the same weight then.
+constexpr int64_t SEARCHED = 256, SEARCHED_CANDIDATES = 256;
 constexpr float EVEN_WEIGHT = 4;
 constexpr float LOG2E_F = 1.44269504f;
 
@@ -53,7 +54,9 @@ struct MergeScratch {
   int64_t columns;                         // floats between two rows of the transposed matrices and of `products`
 
   /// The slots considered for removal when n have to become `size`.
-  static int64_t candidates(int64_t n, int64_t size) { return imin(n, imax(2 * (n - size), CANDIDATES)); }
+  static int64_t candidates(int64_t n, int64_t size) {
+    return imin(n, imax(2 * (n - size), size >= SEARCHED ? SEARCHED_CANDIDATES : CANDIDATES));
+  }
 
   /// Floats of work space.
   static int64_t floats(int64_t n, int64_t c, int64_t dim, int64_t value_dim) {

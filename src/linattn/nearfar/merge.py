@@ -25,7 +25,16 @@ import torch
 from torch import Tensor
 
 from .biases import capped
-from .constants import CANDIDATES, EVEN_WEIGHT, LARGEST_LOG_WEIGHT, LEAST_VARIANCE, RIDGE, SEARCHED, TINY
+from .constants import (
+    CANDIDATES,
+    EVEN_WEIGHT,
+    LARGEST_LOG_WEIGHT,
+    LEAST_VARIANCE,
+    RIDGE,
+    SEARCHED,
+    SEARCHED_CANDIDATES,
+    TINY,
+)
 
 # merge(entries, bias, rate, size, anchor, metric, alpha, cap), by either engine.
 MergeFunction = Callable[
@@ -128,7 +137,7 @@ def _choose_pairs(entries: Tensor, ranked: _Ranking, size: int, metric: Tensor, 
     The cost of a pair is |k_i - k_j|^2 (1 + |v_i - v_j|^2) u_i u_j / (u_i + u_j) with u = exp(alpha importance).
     """
     n, dim, importance = entries.shape[2], metric.shape[-1], ranked.importance
-    candidates = min(n, max(2 * (n - size), CANDIDATES))
+    candidates = min(n, max(2 * (n - size), SEARCHED_CANDIDATES if size >= SEARCHED else CANDIDATES))
     live = importance > -torch.inf
     key, value = (_centred(x, live) for x in (entries[..., :dim] * metric.sqrt(), entries[..., dim:]))
     inverse = (alpha * (importance[..., -1:] - importance).nan_to_num(nan=0.0)).clamp_max(LARGEST_LOG_WEIGHT).exp()
