@@ -14,6 +14,8 @@ from linattn.nearfar.merge import anchor_and_metric, merge
 class Twin:
     """One kv head of one sequence: queries (G, N, D), keys (N, D), values (N, M), all visible."""
 
+    least_weight = LEAST_WEIGHT  # that one key of a recalled block must have
+
     def __init__(self, q, k, v, kernel, scale=None, heads=slice(None)):
         """heads: the query heads of this kv head among those that the kernel has biases for."""
         self.kernel, self.q, self.k, self.v = kernel, *(x.double() for x in (q, k, v))
@@ -85,7 +87,8 @@ class Twin:
         heavy = [
             members
             for members in chosen
-            if (self.scores(i, self.k[members], torch.tensor(members).double()) - log_z).exp().max() >= LEAST_WEIGHT
+            if (self.scores(i, self.k[members], torch.tensor(members).double()) - log_z).exp().max()
+            >= self.least_weight
         ]
         return [j for members in heavy for j in members]
 
@@ -204,7 +207,7 @@ class Twin:
         return index[0, 0, : len(self.slots)].tolist()
 
 
-def twin(q, k, v, kernel, *, scale=None, mask=None):
+def twin(q, k, v, kernel, head=Twin, *, scale=None, mask=None):
     """(B, Hq, N, M) of queries (B, Hq, N, D), keys and values (B, H, N, ..). mask: (B, N), or None; 0 for hidden tokens."""
     groups = q.shape[1] // k.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
@@ -212,6 +215,6 @@ def twin(q, k, v, kernel, *, scale=None, mask=None):
         shown = torch.arange(q.shape[2]) if mask is None else mask[b].nonzero().flatten()
         for h in range(k.shape[1]):
             own = slice(h * groups, (h + 1) * groups)
-            one = Twin(q[b, own][:, shown], k[b, h, shown], v[b, h, shown], kernel, scale, own)
+            one = head(q[b, own][:, shown], k[b, h, shown], v[b, h, shown], kernel, scale, own)
             out[b, own] = out[b, own].index_copy(1, shown, one.run())
     return out
