@@ -7,12 +7,14 @@ otherwise be a matter of rounding. Weights, means, positions, biases and the att
 import torch
 
 from linattn.nearfar.biases import SLOPE_UNIT
-from linattn.nearfar.constants import DECAY
+from linattn.nearfar.constants import DECAY, LEAST_WEIGHT
 from linattn.nearfar.merge import anchor_and_metric, merge
 
 
 class Twin:
     """One kv head of one sequence: queries (G, N, D), keys (N, D), values (N, M), all visible."""
+
+    least_weight = LEAST_WEIGHT  # that one key of a recalled block must have
 
     def __init__(self, q, k, v, kernel, scale=None, heads=slice(None)):
         """heads: the query heads of this kv head among those that the kernel has biases for."""
@@ -63,7 +65,7 @@ class Twin:
         logits, value, tokens = self.logits(i, start)
         log_z = logits.logsumexp(-1, keepdim=True)
         out, total = (logits - log_z).exp() @ value, torch.ones_like(log_z)
-        for j in self.best_blocks(i, log_z):
+        for j in self.recalled_tokens(i, log_z):
             slot, share = self.far[j]
             gain = (self.scores(i, self.k[j : j + 1], torch.tensor([j], dtype=torch.float64)) - log_z).exp()
             if slot is not None:
@@ -72,22 +74,34 @@ class Twin:
             out, total = out + gain * self.v[j], total + gain
         return out / total
 
-    def best_blocks(self, i, log_z):
-        """The far tokens in the blocks whose largest score, mean and two deviations, is best for one of the queries."""
+    def recalled_tokens(self, i, log_z):
+        """The far tokens in the blocks whose largest score, mean and two deviations, is best for one of the queries, and
+        that have a key with some weight for one of them. All blocks, if there are no more than may be recalled."""
         kernel, blocks = self.kernel, {}
         for j in self.far:
             blocks.setdefault((j + kernel.window % kernel.block) // kernel.recall_unit, []).append(j)
-        root, best = self.scale**0.5, {}
-        for number, members in blocks.items():
-            keys, x = root * self.k[members], root * self.q[:, i]
-            place = torch.tensor(members, dtype=torch.float64)
-            variance = x.square() @ keys.var(0, unbiased=False)
-            if self.slopes is not None:
-                variance = variance + self.slopes.square() * place.var(unbiased=False)
-            scores = self.cap(x @ keys.mean(0) + 2 * variance.sqrt()) + self.by_position(i, place.mean()[None])[:, 0]
-            best[number] = float((scores - log_z.squeeze(-1)).max())
-        chosen = sorted(best, key=best.__getitem__, reverse=True)[: kernel.recall]
-        return [j for number in chosen for j in blocks[number]]
+        if len(blocks) <= kernel.recall:
+            return list(self.far)
+        best = {number: self.block_score(i, members, log_z) for number, members in blocks.items()}
+        chosen = [blocks[n] for n in sorted(best, key=best.__getitem__, reverse=True)[: kernel.recall]]
+        heavy = [
+            members
+            for members in chosen
+            if (self.scores(i, self.k[members], torch.tensor(members).double()) - log_z).exp().max()
+            >= self.least_weight
+        ]
+        return [j for members in heavy for j in members]
+
+    def block_score(self, i, members, log_z):
+        """The largest weight that a key of the block is expected to have, as a logarithm."""
+        root = self.scale**0.5
+        keys, x = root * self.k[members], root * self.q[:, i]
+        place = torch.tensor(members, dtype=torch.float64)
+        variance = x.square() @ keys.var(0, unbiased=False)
+        if self.slopes is not None:
+            variance = variance + self.slopes.square() * place.var(unbiased=False)
+        scores = self.cap(x @ keys.mean(0) + 2 * variance.sqrt()) + self.by_position(i, place.mean()[None])[:, 0]
+        return float((scores - log_z.squeeze(-1)).max())
 
     def scores(self, i, key, place):
         """(G, n)."""
@@ -193,7 +207,7 @@ class Twin:
         return index[0, 0, : len(self.slots)].tolist()
 
 
-def twin(q, k, v, kernel, *, scale=None, mask=None):
+def twin(q, k, v, kernel, head=Twin, *, scale=None, mask=None):
     """(B, Hq, N, M) of queries (B, Hq, N, D), keys and values (B, H, N, ..). mask: (B, N), or None; 0 for hidden tokens."""
     groups = q.shape[1] // k.shape[1]
     out = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
@@ -201,6 +215,6 @@ def twin(q, k, v, kernel, *, scale=None, mask=None):
         shown = torch.arange(q.shape[2]) if mask is None else mask[b].nonzero().flatten()
         for h in range(k.shape[1]):
             own = slice(h * groups, (h + 1) * groups)
-            one = Twin(q[b, own][:, shown], k[b, h, shown], v[b, h, shown], kernel, scale, own)
+            one = head(q[b, own][:, shown], k[b, h, shown], v[b, h, shown], kernel, scale, own)
             out[b, own] = out[b, own].index_copy(1, shown, one.run())
     return out

@@ -71,25 +71,33 @@ class FarCache {
     if (far.position >= 0) mean[far.position] = middle(block);
   }
 
-  /// sums (2 R), each to be summed over its lanes: R queries x (R, ld) times the mean of a block, and their squares (R, ld)
-  /// times its variance.
+  /// products (2 R, VL), each to be summed over its lanes: R queries x (R, ld) times the means of VL blocks from `first`
+  /// on, and their squares (R, ld) times the variances. units: all blocks; behind them, the last one is repeated.
   template <int R>
-  INLINE void bound_products(int64_t block, const float* x, const float* squares, int64_t ld, vec (&sums)[2 * R]) const {
-    if (far.bits == 32) {
-      sum_bounds<R>(reinterpret_cast<const float*>(bound(block, 0)), x, squares, ld, sums);
-    } else {
-      sum_bounds<R>(reinterpret_cast<const uint16_t*>(bound(block, 0)), x, squares, ld, sums);
+  INLINE void bound_products(int64_t first, int64_t units, const float* x, const float* squares, int64_t ld,
+                             vec (&products)[2 * R][VL]) const {
+    for (int k = 0; k < VL; k += 4) {
+      const char* from[4];
+      for (int i = 0; i < 4; ++i) from[i] = bound(imin(first + k + i, units - 1), 0);
+      if (far.bits == 32) {
+        sum_bounds<float, R>(from, 0, x, ld, products, k), sum_bounds<float, R>(from, 1, squares, ld, products, k);
+      } else {
+        sum_bounds<uint16_t, R>(from, 0, x, ld, products, k), sum_bounds<uint16_t, R>(from, 1, squares, ld, products, k);
+      }
     }
-    if (far.position < 0) return;
-    const float stored = half_to_float(*reinterpret_cast<const uint16_t*>(bound(block, far.position)));
-    for (int r = 0; r < R; ++r) sums[2 * r][0] += (middle(block) - stored) * x[r * ld + far.position];
+    for (int64_t k = 0; far.position >= 0 && k < VL; ++k) {
+      const int64_t block = imin(first + k, units - 1);
+      float mean[1];
+      load_row(bounds_type(), bound(block, far.position), 1, 1, mean);
+      for (int r = 0; r < R; ++r) products[2 * r][k][0] += (middle(block) - mean[0]) * x[r * ld + far.position];
+    }
   }
 
   /// to (FarRows::key_floats): the keys of a block.
   void load_keys(int64_t block, float* to, float* space) const {
     const int64_t ld = row_stride(dim);
     float* keys = carve(space, UNIT * ld);
-    if (far.bits == 8) load_key_codes(block, keys, space);
+    if (far.bits == 8) load_key_codes(block, keys);
     for (int64_t i = 0; far.bits > 8 && i < unit; ++i) {
       load_row(entry_type(), entry(block * unit + i, 0), dim, 1, keys + i * ld);
     }
@@ -150,17 +158,23 @@ class FarCache {
   float place(float cell) const { return (cell - float(far.shift)) * far.position_unit; }
   float middle(int64_t block) const { return place(float(block * unit) + float(unit - 1) / 2); }
 
-  /// As bound_products, with bounds (2 D) as they are stored.
-  template <int R, class Number>
-  INLINE void sum_bounds(const Number* from, const float* x, const float* squares, int64_t ld, vec (&sums)[2 * R]) const {
-    for (vec& each : sums) each = vec{};
+  /// products[2 r + which][k ..]: those of R rows x (R, ld) with the means, or the variances, of four blocks.
+  template <class Number, int R>
+  INLINE void sum_bounds(const char* const* from, int which, const float* x, int64_t ld, vec (&products)[2 * R][VL],
+                         int k) const {
+    vec sums[4][R] = {};
     for (int64_t d = 0; d < dim; d += VL) {
-      const vec mean = load_some_numbers(from + d, dim - d), var = load_some_numbers(from + dim + d, dim - d);
+      vec row[R];
+      for (int r = 0; r < R; ++r) row[r] = load(x + r * ld + d);
       UNROLL(4)
-      for (int r = 0; r < R; ++r) {
-        sums[2 * r] += mean * load(x + r * ld + d);
-        sums[2 * r + 1] += var * load(squares + r * ld + d);
+      for (int i = 0; i < 4; ++i) {
+        const vec y = load_some_numbers(reinterpret_cast<const Number*>(from[i]) + which * dim + d, dim - d);
+        UNROLL(4)
+        for (int r = 0; r < R; ++r) sums[i][r] += y * row[r];
       }
+    }
+    for (int i = 0; i < 4; ++i) {
+      for (int r = 0; r < R; ++r) products[2 * r + which][k + i] = sums[i][r];
     }
   }
 
@@ -183,29 +197,44 @@ class FarCache {
     for (int64_t d = 0; d < dim; d += VL) store(radius + d, sqrtv(load(radius + d) * float(unit - 1)));
   }
 
+  /// The first n of VL codes, then 0.
+  INLINE static vec load_codes(const char* from, int64_t n) {
+    int8_t some[VL] = {};
+    if (n < VL) memcpy(some, from, size_t(n)), from = reinterpret_cast<const char*>(some);
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+    vec x;
+    for (int i = 0; i < VL; ++i) x[i] = float(reinterpret_cast<const int8_t*>(from)[i]);
+    return x;
+#endif
+  }
+
   /// Keys (unit, row_stride(D)) of a block from their codes.
-  void load_key_codes(int64_t block, float* keys, float* space) const {
+  void load_key_codes(int64_t block, float* keys) const {
     const int64_t ld = row_stride(dim);
-    float *mean = carve(space, ld), *radius = carve(space, ld);
-    key_scale(block, mean, radius);
-    for (int64_t d = 0; d < dim; ++d) radius[d] /= LEVELS;
-    for (int64_t i = 0; i < unit; ++i) {
-      const int8_t* code = reinterpret_cast<const int8_t*>(entry(block * unit + i, 0));
-      float* key = keys + i * ld;
-      for (int64_t d = 0; d < dim; ++d) key[d] = float(code[d]) * radius[d] + mean[d];
-      for (int64_t d = dim; d < ld; ++d) key[d] = 0;
+    const uint16_t* bounds_of = reinterpret_cast<const uint16_t*>(bound(block, 0));
+    for (int64_t d = 0; d < dim; d += VL) {
+      const vec mean = load_numbers(bounds_of + d, dim - d), var = load_numbers(bounds_of + dim + d, dim - d);
+      const vec step = sqrtv(var * float(unit - 1)) / LEVELS;
+      for (int64_t i = 0; i < unit; ++i) {
+        store(keys + i * ld + d, load_codes(entry(block * unit + i, d), dim - d) * step + mean);
+      }
     }
+    for (int64_t i = 0; i < unit; ++i) memset(keys + i * ld + round_up(dim, VL), 0, size_t(ld - round_up(dim, VL)) * 4);
   }
 
   /// Values (unit, row_stride(M)) of a block from their codes.
   void load_value_codes(int64_t block, float* values, float* space) const {
+    const int64_t lv = row_stride(value_dim);
     float* top = carve(space, 16);
     load_row(FLOAT16, bound(block, 2 * dim), unit, 1, top);
     for (int64_t i = 0; i < unit; ++i) {
-      const int8_t* code = reinterpret_cast<const int8_t*>(entry(block * unit + i, dim));
-      float *value = values + i * row_stride(value_dim), factor = top[i] / LEVELS;
-      for (int64_t d = 0; d < value_dim; ++d) value[d] = float(code[d]) * factor;
-      for (int64_t d = value_dim; d < row_stride(value_dim); ++d) value[d] = 0;
+      const float factor = top[i] / LEVELS;
+      for (int64_t d = 0; d < lv; d += VL) {
+        store(values + i * lv + d,
+              d < value_dim ? load_codes(entry(block * unit + i, dim + d), value_dim - d) * factor : vec{});
+      }
     }
   }
 

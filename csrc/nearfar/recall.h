@@ -8,7 +8,8 @@
 
 namespace {
 
-constexpr float DEVIATIONS = 2;  // above the mean, at which the best key of a block is expected
+constexpr float DEVIATIONS = 2;             // above the mean, at which the best key of a block is expected
+constexpr float LEAST_WEIGHT = -9.965784f;  // log2(1e-3), constants.py: what one key of a recalled block has of a row
 
 /// The numbers of `from` at VL indices. One by one: an instruction for it is slower on many CPUs.
 INLINE vec gather(const float* from, const int32_t* index) {
@@ -143,10 +144,10 @@ class Correction {
   int32_t& choice_count(int64_t i) const { return count[i]; }
 
   /// Corrects the outputs of n tokens, whose queries begin at `row`. far: keys and values by place, which are asked for in
-  /// turn. shares, slots: (places, UNIT), see far_shares.
+  /// turn. shares, slots: (places, UNIT), see far_shares. least: log2 of the weight that one key of a block must have.
   template <class Far>
-  void run(const Far& far, int64_t places, int64_t n, const Attended& a, int64_t row, float cap, const float* shares,
-           const int32_t* slots) const {
+  void run(const Far& far, int64_t places, int64_t n, const Attended& a, int64_t row, float cap, float least,
+           const float* shares, const int32_t* slots) const {
     sort_by_place(places, n);
     for (int64_t p = 0; p < places; ++p) {
       const float* keys = far.keys(p);
@@ -154,17 +155,15 @@ class Correction {
       multiply_keys(keys, far.dim, p, a.query + row * row_stride(far.dim));
     }
     for (int64_t i = 0; i < n; ++i) {
-      for (int64_t k = 0; k < count[i]; ++k) {
-        memcpy(share + k * UNIT, shares + choices(i)[k] * UNIT, UNIT * 4);
-        memcpy(slot + k * UNIT, slots + choices(i)[k] * UNIT, UNIT * 4);
-      }
-      for (int64_t j = count[i] * UNIT; j < round_up(count[i] * UNIT, VL); ++j) share[j] = -1, slot[j] = 0;
+      keep_heavy(i, a.log_z + row + i * groups, cap, least, shares, slots);
       for (int64_t g = 0; g < groups && count[i]; ++g)
-        weigh(a, far.value_dim, row + i * groups + g, cap, weights_of(i) + g * ld, count[i]);
+        weigh(a, far.value_dim, row + i * groups + g, weights_of(i) + g * ld, count[i]);
     }
+    sort_by_place(places, n);
     for (int64_t p = 0; p < places; ++p) {
+      if (first[p] == first[p + 1]) continue;
       const float* values = far.values(p);
-      if (p + 1 < places) far.prefetch_values(p + 1);
+      if (p + 1 < places && first[p + 1] < first[p + 2]) far.prefetch_values(p + 1);
       add_values(values, far.value_dim, p, a.out + row * row_stride(far.value_dim));
     }
   }
@@ -220,20 +219,43 @@ class Correction {
     if (groups - g == 1) aim(g), block_products<T, 1>(keys, x, lq, dim, to, ld);
   }
 
-  /// Turns the products row (blocks, UNIT) of a query into the weights of the recalled tokens' values, and scales its
-  /// output.
-  void weigh(const Attended& a, int64_t value_dim, int64_t query, float cap, float* row, int64_t blocks) const {
-    const int64_t n = round_up(blocks * UNIT, VL);
-    const float log_z = a.log_z[query], *slot_weight = a.slot_weight + query * a.slot_stride;
-    for (int64_t j = blocks * UNIT; j < n; ++j) row[j] = 0;
-    vec high = {};
-    for (int64_t j = 0; j < n; j += VL) {
-      vec l = load(row + j);
-      if (cap > 0) l = capped(l, cap);
-      l = load(share + j) >= 0.0f ? l - log_z : splat(MASKED_LOGIT);
-      high = vmax(l, high);
-      store(row + j, l);
+  /// Turns the products of token i into logits relative to the denominators log_z (groups), and keeps the blocks that have
+  /// a key with a weight of 2^least for one of the queries.
+  void keep_heavy(int64_t i, const float* log_z, float cap, float least, const float* shares, const int32_t* slots) const {
+    float* rows = weights_of(i);
+    for (int64_t g = 0; cap > 0 && g < groups; ++g) {
+      for (float* at = rows + g * ld; at < rows + g * ld + count[i] * UNIT; at += VL) store(at, capped(load(at), cap));
     }
+    int32_t *own = choices(i), kept = 0;
+    for (int64_t k = 0; k < count[i]; ++k) {
+      const unit_vec held = *reinterpret_cast<const unaligned_unit_vec*>(shares + own[k] * UNIT);
+      unit_vec high = unit_vec{} + MASKED_LOGIT;
+      for (int64_t g = 0; g < groups; ++g) {
+        unaligned_unit_vec* row = reinterpret_cast<unaligned_unit_vec*>(rows + g * ld);
+        const unit_vec logit = held >= 0.0f ? row[k] - log_z[g] : unit_vec{} + MASKED_LOGIT;
+        high = logit > high ? logit : high;
+        row[kept] = logit;
+      }
+      memcpy(share + kept * UNIT, &held, UNIT * 4);
+      memcpy(slot + kept * UNIT, slots + own[k] * UNIT, UNIT * 4);
+      own[kept] = own[k];
+      bool heavy = false;
+      for (int64_t u = 0; u < UNIT; ++u) heavy |= high[u] >= least;
+      kept += heavy;
+    }
+    count[i] = kept;
+    for (int64_t j = kept * UNIT; j < round_up(kept * UNIT, VL); ++j) {
+      share[j] = -1, slot[j] = 0;
+      for (int64_t g = 0; g < groups; ++g) rows[g * ld + j] = MASKED_LOGIT;
+    }
+  }
+
+  /// Turns the logits row (blocks, UNIT) of a query into the weights of the recalled tokens' values, and scales its output.
+  void weigh(const Attended& a, int64_t value_dim, int64_t query, float* row, int64_t blocks) const {
+    const int64_t n = round_up(blocks * UNIT, VL);
+    const float* slot_weight = a.slot_weight + query * a.slot_stride;
+    vec high = {};
+    for (int64_t j = 0; j < n; j += VL) high = vmax(load(row + j), high);
     const float top = max_lane(high), rest = exp2s(-top);  // relative to 2^top of the denominator
     vec total = {};
     for (int64_t j = 0; j < n; j += VL) {

@@ -151,7 +151,8 @@ class RecallBlock {
         far_shares(log_share + cell, slot + cell, cache.unit, shares + k * UNIT, places + k * UNIT);
       }
       const Chosen far{unpacked, chosen, c.dim, c.value_dim};
-      correction.run(far, count, tokens, attended, first * shape.groups, cap, shares, places);
+      correction.run(far, count, tokens, attended, first * shape.groups, cap, all ? -__builtin_inff() : LEAST_WEIGHT,
+                     shares, places);
     }
     return check_rows(attended.out, shape.groups * n, c.value_dim);
   }

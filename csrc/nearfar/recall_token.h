@@ -47,15 +47,18 @@ class RecallToken {
 
   /// Corrects the outputs of all queries.
   void correct(float cap) const {
-    const int64_t n = choose(cap);
+    const int64_t living = find_living();
+    const bool all = living <= recall;
+    const int64_t n = imin(living, recall);
+    if (!all) choose(cap);
     for (int64_t k = 0; k < n; ++k) {
-      const int64_t block = best.chosen(0)[k], first = block * cache.unit;
-      cache.load_keys(block, rows.keys(k), space), cache.load_values(block, rows.values(k), space);
+      const int64_t first = best.chosen(0)[k] * cache.unit;
       far_shares(cache.log_share + first, cache.slot + first, cache.unit, shares + k * UNIT, places + k * UNIT);
       correction.choices(0)[k] = int32_t(k);
     }
     correction.choice_count(0) = int32_t(n);
-    correction.run(rows, n, 1, attended, 0, cap, shares, places);
+    const Chosen far{*this, rows.dim, rows.value_dim};
+    correction.run(far, n, 1, attended, 0, cap, all ? -__builtin_inff() : LEAST_WEIGHT, shares, places);
   }
 
  private:
@@ -68,14 +71,34 @@ class RecallToken {
   float *squares, *shares, *space;  // (groups, row_stride(D)), (recall, UNIT)
   int32_t* places;                  // (recall, UNIT)
 
-  /// Finds the blocks that the token recalls; returns how many they are.
-  int64_t choose(float cap) const {
+  /// What Correction reads: the chosen blocks by their number, unpacked when they are needed.
+  struct Chosen {
+    const RecallToken& token;
+    int64_t dim, value_dim;
+    const float* keys(int64_t k) const {
+      token.cache.load_keys(token.best.chosen(0)[k], token.rows.keys(k), token.space);
+      return token.rows.keys(k);
+    }
+    const float* values(int64_t k) const {
+      token.cache.load_values(token.best.chosen(0)[k], token.rows.values(k), token.space);
+      return token.rows.values(k);
+    }
+    void prefetch_keys(int64_t) const {}
+    void prefetch_values(int64_t) const {}
+  };
+
+  /// Finds the blocks that have a token; returns how many they are, or recall + 1 if there are more.
+  int64_t find_living() const {
     int64_t living = 0;
     for (int64_t i = 0; i < units && living <= recall; ++i) {
       best.chosen(0)[living] = int32_t(i);
       living += cache.alive(cache.log_share, i);
     }
-    if (living <= recall) return living;
+    return living;
+  }
+
+  /// Finds the best blocks.
+  void choose(float cap) const {
     const int64_t piece = BestBlocks::piece(units, recall);
     for (int64_t first = 0; first < units; first += piece) {
       const int64_t last = imin(first + piece, units);
@@ -88,7 +111,6 @@ class RecallToken {
       }
       best.take(0, first, round_up(last - first, VL), last == units);
     }
-    return recall;
   }
 
   /// Scores of VL blocks from `first` on, by the query that would gain most.
@@ -105,11 +127,7 @@ class RecallToken {
   void score_some(int64_t first, int64_t g, float cap, vec& high) const {
     const int64_t ld = row_stride(rows.dim);
     vec products[2 * R][VL];
-    for (int k = 0; k < VL; ++k) {
-      vec sums[2 * R];
-      cache.bound_products<R>(imin(first + k, units - 1), attended.query + g * ld, squares + g * ld, ld, sums);
-      for (int r = 0; r < 2 * R; ++r) products[r][k] = sums[r];
-    }
+    cache.bound_products<R>(first, units, attended.query + g * ld, squares + g * ld, ld, products);
     for (int r = 0; r < R; ++r) {
       const vec s = reduce<false>(products[2 * r]) + sqrtv(reduce<false>(products[2 * r + 1])) * DEVIATIONS;
       high = vmax((cap > 0 ? capped(s, cap) : s) - attended.log_z[g + r], high);

@@ -7,7 +7,7 @@ import linattn
 from linattn import NearFar, attention
 from native_support import close, needs_native
 from nearfar_support import CAUSAL, SMALL, error, exact, in_pieces, state_saved_forked_and_selected, tensors
-from nearfar_twin import twin
+from nearfar_twin import Twin, twin
 
 ALL = 1000  # more blocks than any sequence here has
 
@@ -50,6 +50,19 @@ def test_as_the_definition_token_by_token(engine, slots, cap):
     expected = twin(q, k, v, kernel)
     close(attention(q, k, v, kernel=kernel, engine=engine, **CAUSAL), expected)
     close(in_pieces(q, k, v, [40] + [1] * 60, kernel, engine=engine)[0], expected)
+
+
+@pytest.mark.parametrize("lengths", [[100], [40] + [1] * 60])
+def test_chosen_blocks_without_weight_stay_in_the_slots(engine, lengths):
+    q, k, v = tensors(100, batch=1)
+    kernel = NearFar(12, 10, 3, 8, recall=6)
+    expected = twin(4 * q, k, v, kernel)
+    close(in_pieces(4 * q, k, v, lengths, kernel, engine=engine)[0], expected)
+
+    class AllChosen(Twin):
+        least_weight = 0.0
+
+    assert error(twin(4 * q, k, v, kernel, AllChosen), expected) > 1e-4
 
 
 def test_what_was_copied_from_far_back_is_found(engine):

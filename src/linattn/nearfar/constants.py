@@ -13,3 +13,6 @@ LARGEST_LOG_WEIGHT = 46.0  # of the importance in the cost of a pair: exp(46) is
 TINY = 1e-30  # the least importance of a slot, relative to the largest; also keeps divisors positive
 
 DECAY = 0.95  # of the attention that was received, for each further block
+
+# Recall: csrc/nearfar/recall.h must agree.
+LEAST_WEIGHT = 1e-3  # of a row, that one key of a recalled block must have; lighter blocks stay in the slots

@@ -7,16 +7,19 @@ denominator without recall,
 
     Z' = Z + sum_j (exp(x.y_j) - share_j exp(logit of j's slot)),
 
-and likewise for the numerator. So recall corrects an output that was computed without it.
+and likewise for the numerator. So recall corrects an output that was computed without it. A chosen block none of whose keys
+has a weight exp(x.y_j) / Z of at least LEAST_WEIGHT is not recalled after all, unless there are no more blocks than a token
+may recall.
 """
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .biases import Scores, capped
-from .constants import HIDDEN
+from .constants import HIDDEN, LEAST_WEIGHT
 from .far_cache import FarCache
 from .merge import anchor_scores
 from .state import HeadGroup
@@ -100,6 +103,8 @@ def correct(out: Tensor, log_denominator: Tensor, query: Tensor, group: HeadGrou
     hidden = ~(seen & (log_share > -torch.inf).unsqueeze(2)).repeat(1, 1, G, 1)  # (B, H, G L, tokens)
     log_z = log_denominator.flatten(2).unsqueeze(-1)
     logits = (group.scores.logits(x, tokens[..., :D]) - log_z).masked_fill(hidden, HIDDEN)
+    light = _light(logits.detach(), cache, G)
+    hidden, logits = hidden | light, logits.masked_fill(light, HIDDEN)
     top = logits.detach().amax(-1, keepdim=True).clamp_min(0)
     gain = (logits - top).exp()
     if group.slots.shape[2] > 0:
@@ -111,9 +116,22 @@ def correct(out: Tensor, log_denominator: Tensor, query: Tensor, group: HeadGrou
     return ((out.flatten(2, 3) * rest + gain @ tokens[..., D:]) / total).reshape(out.shape)
 
 
+def _light(logits: Tensor, cache: FarCache, groups: int) -> Tensor:
+    """(B, H, G L, tokens): which keys are in a block that has no weight for its token. logits: relative to the denominators."""
+    blocks = logits.unflatten(3, (-1, cache.unit)).amax(-1).unflatten(2, (groups, -1)).amax(2)  # (B, H, L, u)
+    more = _alive(cache).sum(-1) > cache.blocks  # (B, H, 1)
+    light = (blocks < math.log(LEAST_WEIGHT)) & more.unsqueeze(-1)
+    return light.repeat(1, 1, groups, 1).repeat_interleave(cache.unit, -1)
+
+
+def _alive(cache: FarCache) -> Tensor:
+    """(B, H, 1, n): which blocks have a token."""
+    return (cache.log_share > -torch.inf).unflatten(2, (-1, cache.unit)).any(-1).unsqueeze(2)
+
+
 def _choose_blocks(query: Tensor, log_denominator: Tensor, cache: FarCache, scores: Scores) -> Tensor:
     """(B, H, L, n): which blocks each token recalls, by the query head of its group that would gain most."""
-    alive: Tensor = (cache.log_share > -torch.inf).unflatten(2, (-1, cache.unit)).any(-1).unsqueeze(2)  # (B, H, 1, n)
+    alive = _alive(cache)
     G, L, D = query.shape[2:]
     if cache.blocks >= alive.shape[-1]:
         return alive.expand(-1, -1, L, -1)
