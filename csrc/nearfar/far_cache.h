@@ -215,7 +215,7 @@ class FarCache {
     const int64_t ld = row_stride(dim);
     const uint16_t* bounds_of = reinterpret_cast<const uint16_t*>(bound(block, 0));
     for (int64_t d = 0; d < dim; d += VL) {
-      const vec mean = load_numbers(bounds_of + d, dim - d), var = load_numbers(bounds_of + dim + d, dim - d);
+      const vec mean = load_some_numbers(bounds_of + d, dim - d), var = load_some_numbers(bounds_of + dim + d, dim - d);
       const vec step = sqrtv(var * float(unit - 1)) / LEVELS;
       for (int64_t i = 0; i < unit; ++i) {
         store(keys + i * ld + d, load_codes(entry(block * unit + i, d), dim - d) * step + mean);
