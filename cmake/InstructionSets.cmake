@@ -1,7 +1,7 @@
 # INSTRUCTION_SETS: those that a CPU of the compiler's target may have, which need not be this machine's; FLAGS_<set>: what
 # each is compiled with. engines/native/ffi.py has the same names in this order.
 set(FLAGS_portable "")
-set(FLAGS_avx2 -mavx2 -mfma)
+set(FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(FLAGS_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl ${FLAGS_avx2} -mprefer-vector-width=512)
 set(FLAGS_neon -DLINATTN_NEON)
 

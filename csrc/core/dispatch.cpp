@@ -5,8 +5,19 @@
 #include <cstring>
 
 #include "core/threads.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace {
+
+#if defined(__x86_64__)
+/// Whether this CPU converts float16; not every compiler knows __builtin_cpu_supports("f16c").
+bool has_half_conversion() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
 
 /// Whether this CPU and this library have the instruction set of a level.
 bool supported(int level) {
@@ -15,7 +26,7 @@ bool supported(int level) {
   if (level == 1) return true;
 #elif defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_conversion();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   if (level == 2) return avx512;

@@ -37,6 +37,9 @@ INLINE vec load_numbers(const float* from) { return load(from); }
 INLINE vec load_numbers(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  static_assert(VL == 8, "AVX2 has vectors of 8 floats");
+  return (vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
   vec x;
   for (int i = 0; i < VL; ++i) x[i] = half_to_float(from[i]);
