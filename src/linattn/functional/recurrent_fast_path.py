@@ -154,7 +154,7 @@ def prefill(
     out, final, _ = delta_rule.forward(
         query, key, value, beta, log_decay, None, None, S, scale, normalize_qk, train=False
     )
-    if not math.isfinite(out.sum()):
+    if not (math.isfinite(out.sum()) or bool(torch.isfinite(out).all())):
         return None
     T = query.shape[2]
     tokens = torch.full(final.shape[:2], T) if state is None else state.tokens + T
