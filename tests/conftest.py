@@ -18,6 +18,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that tests start
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: at the end, one of them would keep a worker busy while the others have nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 class Squares(torch.nn.Module):
     """A feature map with weights of its own, for Custom."""
 

@@ -45,6 +45,7 @@ def jupyter(tmp_path_factory):
         manager.cleanup_resources()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_its_exercises_can_be_solved(path, jupyter):
     """Once with unsolved exercises; then every solution with its check, in the same kernel."""

@@ -80,17 +80,9 @@ constexpr int tile_rows(int64_t width) {
   return narrow<Epilogue> && width < NR ? TALL : MR;
 }
 
-/// One tile: R rows from i0 on, W vectors from column j0 on.
-template <int R, int W, class Epilogue>
-__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const Epilogue& epilogue,
-                                    Prefetcher* prefetcher) {
-  const Epilogue end = epilogue;  // a local copy, which no store can alias, so that it stays in registers
-  vec acc[R][W];
-  UNROLL(8)
-  for (int i = 0; i < R; ++i) {
-    UNROLL(4)
-    for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
-  }
+/// acc (R, W vectors) += the products of `count` operands. Prefetches a line for each STEP of theirs.
+template <int R, int W>
+INLINE void multiply_all(const Operand* o, int count, int64_t i0, int64_t j0, vec (&acc)[R][W], Prefetcher* prefetcher) {
   PrefetchLines lines{reinterpret_cast<const char*>(o[0].a), 0};
   if (prefetcher) {
     int64_t steps = 0;
@@ -103,6 +95,42 @@ __attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int
     } else {
       multiply<R, W, false>(o[n], i0, j0, acc, lines);
     }
+  }
+}
+
+/// multiply_all for accumulators in memory: one function for the tiles of every epilogue, where most of the code would be.
+template <int R, int W>
+__attribute__((noinline)) void multiply_shared(const Operand* o, int count, int64_t i0, int64_t j0, vec (&sums)[R][W],
+                                               Prefetcher* prefetcher) {
+  vec acc[R][W];
+  UNROLL(8)
+  for (int i = 0; i < R; ++i) {
+    UNROLL(4)
+    for (int j = 0; j < W; ++j) acc[i][j] = sums[i][j];
+  }
+  multiply_all<R, W>(o, count, i0, j0, acc, prefetcher);
+  UNROLL(8)
+  for (int i = 0; i < R; ++i) {
+    UNROLL(4)
+    for (int j = 0; j < W; ++j) sums[i][j] = acc[i][j];
+  }
+}
+
+/// One tile: R rows from i0 on, W vectors from column j0 on.
+template <int R, int W, class Epilogue>
+__attribute__((noinline)) void tile(const Operand* o, int count, int64_t i0, int64_t j0, const Epilogue& epilogue,
+                                    Prefetcher* prefetcher) {
+  const Epilogue end = epilogue;  // a local copy, which no store can alias, so that it stays in registers
+  vec acc[R][W];
+  UNROLL(8)
+  for (int i = 0; i < R; ++i) {
+    UNROLL(4)
+    for (int j = 0; j < W; ++j) acc[i][j] = end.start(i0 + i, j0 + j * VL);
+  }
+  if constexpr (R + 1 >= tile_rows<Epilogue>(W)) {
+    multiply_all<R, W>(o, count, i0, j0, acc, prefetcher);
+  } else {
+    multiply_shared<R, W>(o, count, i0, j0, acc, prefetcher);  // matrices of few rows
   }
   if constexpr (has_before<Epilogue>) end.before(i0, j0, acc);
   UNROLL(8)

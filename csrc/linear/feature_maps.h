@@ -59,7 +59,7 @@ struct FeatureStats {
 enum ExpStats { ROW_MAX, DOTS_AND_ROW_MAX, DOTS, FEATURE_SUM };
 
 /// Epilogue of EXP: phi = 2^acc, and statistics.
-template <bool BIASED, ExpStats STATS>
+template <ExpStats STATS>
 struct ExpRows {
   static constexpr bool WITH_MAX = STATS == ROW_MAX || STATS == DOTS_AND_ROW_MAX;
   static constexpr bool WITH_DOTS = STATS == DOTS || STATS == DOTS_AND_ROW_MAX;
@@ -70,7 +70,7 @@ struct ExpRows {
   const float* z;
   float* dots;  // (n, VL): vectors whose lanes add up to the dots
   float* feature_sum;
-  INLINE vec start(int64_t i, int64_t j) const { return BIASED ? splat(offset[i]) + load(bias + j) : splat(offset[i]); }
+  INLINE vec start(int64_t i, int64_t j) const { return bias ? splat(offset[i]) + load(bias + j) : splat(offset[i]); }
   template <int W>
   INLINE void finish(int64_t i, int64_t j, vec (&acc)[W]) const {
     if (WITH_MAX) {
@@ -100,8 +100,8 @@ struct ExpRows {
   }
 };
 
-template <bool BIASED>
-constexpr bool has_after<ExpRows<BIASED, FEATURE_SUM>> = true;
+template <>
+constexpr bool has_after<ExpRows<FEATURE_SUM>> = true;
 
 /// Epilogue of EXP with a row for each feature and a column for each token.
 struct ExpColumns {
@@ -163,13 +163,8 @@ void exp_features(const LinearCall& c, Rows x, int64_t n, const float* offset, f
   const int64_t ld = feature_stride(c.features), full = round_up(c.features, 16);
   const Operand o{x.at, x.ld, 1, c.projection_t, ld, c.dim};
   float* dots = work + n * VL;
-  if (c.projection_bias) {
-    const ExpRows<true, STATS> end{phi, ld, offset, c.projection_bias, work, stats.z, dots, stats.feature_sum};
-    gemm(n, full, &o, 1, end, stats.prefetcher);
-  } else {
-    const ExpRows<false, STATS> end{phi, ld, offset, nullptr, work, stats.z, dots, stats.feature_sum};
-    gemm(n, full, &o, 1, end, stats.prefetcher);
-  }
+  const ExpRows<STATS> end{phi, ld, offset, c.projection_bias, work, stats.z, dots, stats.feature_sum};
+  gemm(n, full, &o, 1, end, stats.prefetcher);
   if (STATS == DOTS || STATS == DOTS_AND_ROW_MAX) reduce_rows<false>(dots, n, stats.dots);
   if (STATS == ROW_MAX || STATS == DOTS_AND_ROW_MAX) reduce_rows<true>(work, n, row_max);
 }

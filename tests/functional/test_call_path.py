@@ -24,8 +24,12 @@ def script():
     [
         ("positive, native, forward", 5),
         ("positive, native, causal forward", 5),
+        ("positive, native, prefill from no state", 5),
+        ("positive, native, prefill with state", 5),
+        ("positive, native, decode", 5),
         ("near/far, native, prefill with state", 8),
         ("near/far, native, decode", 8),
+        ("delta rule, forward", 7),
         ("delta rule, decode", 5),
     ],
 )

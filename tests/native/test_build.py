@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from native_support import needs_native
 ROOT = Path(__file__).resolve().parents[2]
 CMAKE = shutil.which("cmake", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
 COMPILER = shutil.which("c++")
+STRIP = shutil.which("strip")
+PACKAGE = ROOT / "src" / "linattn"
+LIBRARY = PACKAGE / "engines" / "native" / "_linattn.lib.so"
 TARGETS = {  # what a compiler calls its target, and the machine's name in Python
     "x86_64-linux-gnu": "x86_64",
     "x86_64-w64-mingw32": "AMD64",
@@ -89,6 +93,15 @@ def test_without_a_library_the_reason_is_installed(tmp_path, options, reason):
 @needs_native
 def test_the_library_runs_on_one_of_the_named_sets():
     assert library.isa in ISA_LEVELS
+
+
+@pytest.mark.skipif(STRIP is None or not LIBRARY.exists(), reason="needs strip and the library in its place")
+def test_a_wheel_of_the_package_is_small(tmp_path):
+    """As scikit-build-core makes it: deflated, the library without symbols."""
+    subprocess.run([STRIP, "-o", tmp_path / LIBRARY.name, LIBRARY], check=True)
+    files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so", ".txt")]
+    sizes = {path: len(zlib.compress(path.read_bytes())) + 200 for path in [*files, tmp_path / LIBRARY.name]}
+    assert sum(sizes.values()) < 3_000_000, sorted(sizes.items(), key=lambda item: -item[1])[:5]
 
 
 @pytest.mark.parametrize(("system", "name"), [("linux", "_linattn.lib.so"), ("darwin", "_linattn.lib.dylib")])

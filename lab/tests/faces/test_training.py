@@ -302,8 +302,9 @@ def test_train_on_a_folder_tells_unseen_people_apart_and_resumes(tmp_path, capsy
     first = embedder.digest()
     assert main([*words, "30"]) == 0  # nothing is left to do
     assert Embedder.load(tmp_path / "model").digest() == first
-    assert main(["lab", "faces", "train", str(tmp_path / "photos" / "p0")]) == 2
+    assert main(["lab", "faces", "train", str(tmp_path / "photos" / "p0"), "--model", str(tmp_path / "none")]) == 2
     assert "has no person" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_harmonic_vectors_compare_with_old_ones(tmp_path):

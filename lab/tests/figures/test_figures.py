@@ -35,6 +35,7 @@ def test_a_published_command_exists_and_takes_figures(name):
         assert form.minutes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if one.quick])
 def test_the_reduced_forms_give_their_figures(name, tmp_path, capfd):
     words = ["lab", "figures", "--quick", "--only", name, "--docs", str(DOCS), "--json", str(tmp_path / "now.json")]

@@ -10,7 +10,7 @@ TEXT = (
     "The cat sat on the mat and looked at the moon. The moon looked back at the cat on the mat, and the cat said: I am the "
     "cat who sat on the mat. The moon said nothing, for the moon is far and the cat is near."
 )
-LAYERS = (5, 11, 17)  # heads that look for the same token, for the one before, and for what followed it last time
+LAYERS = (5, 17)  # heads that look for the same token, and for what followed it last time
 
 
 def main() -> None:

@@ -234,12 +234,13 @@ def _fast_path(
     if isinstance(made, NearFar):
         found = nearfar_fast_path(query, key, value, made, scale, state, enable_gqa) if is_causal else None
         return found if found is None or return_state else found[0]
-    if state is None:
-        if return_state or isinstance(made, Softmax):
-            return None
+    if isinstance(made, Softmax):
+        return None
+    if state is None and not return_state:
         return plans.prefill(made, query, key, value, scale=scale, is_causal=is_causal, enable_gqa=enable_gqa)
-    if not return_state or not is_causal or query.shape[-2] != 1:
+    if not is_causal or not (state is None or isinstance(state, LinearState)):
         return None
-    if not isinstance(state, LinearState):
-        return None
-    return plans.decode(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
+    if state is not None and return_state and query.shape[-2] == 1:
+        return plans.decode(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
+    served = plans.prefill_with_state(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
+    return served if served is None or return_state else served[0]

@@ -22,7 +22,7 @@ from ..states.recurrent import RecurrentState
 from . import checks
 from .decayed_sums import decayed_state, decayed_sums
 from .normalise import Arguments, read_masks
-from .recurrent_decode import decode as one_token
+from .recurrent_fast_path import decode as one_token
 
 RULE = "decayed_sums"
 UNNORMALIZED = " normalize=False"  # in the names of states

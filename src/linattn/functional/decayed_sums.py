@@ -14,7 +14,7 @@ from ..states.recurrent import RecurrentState
 from . import routing
 from .checks import check_scale
 from .recurrent import EngineName, choose, read_call
-from .recurrent_decode import decode
+from .recurrent_fast_path import decode
 
 
 def decayed_sums(

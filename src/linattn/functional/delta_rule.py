@@ -9,10 +9,11 @@ from ..engines.native import delta_rule as native
 from ..ops.delta_rule import chunk
 from ..ops.packing import CuSeqlens
 from ..states.base import State
+from ..states.recurrent import RecurrentState
 from . import routing
 from .checks import check_scale, check_tokens
 from .recurrent import EngineName, choose, read_call
-from .recurrent_decode import decode
+from .recurrent_fast_path import decode, prefill
 
 
 @overload
@@ -161,14 +162,9 @@ def delta_rule(
     if not isinstance(query, Tensor) or query.dim() < 2 or query.shape[-1] == 0:
         check_tokens(query, key, value)  # says what is wrong
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    if state is not None and key_mask is None and cu_seqlens is None and engine != "torch":
-        quick = decode(
-            *("delta_rule", query, key, value, beta, log_decay, state),
-            enable_gqa=enable_gqa,
-            scale=scale,
-            normalize_qk=normalize_qk,
-            donate=donate_state and return_state,
-        )
+    if key_mask is None and cu_seqlens is None and engine in ("auto", "native"):
+        tokens, options = (query, key, value, beta, log_decay), (enable_gqa, scale, normalize_qk)
+        quick = _fast_path(tokens, options, state, donate_state and return_state)
         if quick is not None:
             return quick if return_state else quick[0]
     call = read_call(
@@ -186,3 +182,26 @@ def delta_rule(
     rule = native.delta_rule if choose(engine, call) else chunk.delta_rule
     out, final = call.run(rule, scale=scale, normalize_qk=normalize_qk)
     return (call.rows(out), call.state_after(final)) if return_state else call.rows(out)
+
+
+def _fast_path(
+    tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    options: tuple[bool, float, bool],
+    state: State | None,
+    donate: bool,
+) -> tuple[Tensor, State] | None:
+    """Calls without masks that the native engine serves with little Python; None if the call is not eligible."""
+    enable_gqa, scale, normalize_qk = options
+    if state is not None and tokens[0].shape[-2] == 1:
+        return decode(
+            "delta_rule",
+            *tokens,
+            state,
+            enable_gqa=enable_gqa,
+            scale=scale,
+            normalize_qk=normalize_qk,
+            donate=donate,
+        )
+    if state is not None and (not isinstance(state, RecurrentState) or state.kernel != "delta_rule"):
+        return None
+    return prefill(*tokens, state, enable_gqa=enable_gqa, scale=scale, normalize_qk=normalize_qk)

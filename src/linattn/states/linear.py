@@ -1,6 +1,7 @@
 """The state of linear attention: running sums of key features."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,16 +33,19 @@ class Pack:
         return sum(-(-size // 16) * 16 for size in Pack._parts(sizes))
 
     @staticmethod
+    def offsets(sizes: tuple[int, int, int, int]) -> list[int]:
+        """Where S, Z, log_scale, tokens and guarded begin, in floats."""
+        ends = itertools.accumulate(-(-size // 16) * 16 for size in Pack._parts(sizes))
+        return [0, *ends][:-1]
+
+    @staticmethod
     def _parts(sizes: tuple[int, int, int, int]) -> list[int]:
         B, H, r, M = sizes
         return [B * H * r * M, B * H * r, B * H, 2 * B * H, 2 * B * H]
 
     def tensors(self) -> dict[str, Tensor]:
-        at, found = 0, []
-        for size in self._parts(self.sizes):
-            found.append(self.buffer[at : at + size])
-            at += -(-size // 16) * 16
-        S, Z, log_scale, tokens, guarded = found
+        parts = zip(self.offsets(self.sizes), self._parts(self.sizes), strict=True)
+        S, Z, log_scale, tokens, guarded = (self.buffer[at : at + size] for at, size in parts)
         B, H, r, M = self.sizes
         return {
             "S": S.view(B, H, r, M),

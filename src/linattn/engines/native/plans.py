@@ -1,8 +1,8 @@
 """Fast paths: calls without masks, gates or gradients, with as little Python around the arithmetic as possible.
 
 What calls of one kernel and one shape have in common is worked out once and kept as a plan. `prefill` serves a call from
-nothing that returns no state, `decode` one token that goes on from a state. Both return None where the call is not eligible:
-then the long way serves it, or says what is wrong with it.
+nothing that returns no state, `prefill_with_state` a causal call that takes or returns one, `decode` one token that goes on
+from a state. They return None where the call is not eligible: then the long way serves it, or says what is wrong with it.
 """
 
 import ctypes
@@ -139,13 +139,17 @@ def _remember(fmap: NativeMap, shapes: Hashable, plan: object) -> Any:
     return plan
 
 
-# A call from nothing that returns no state ---------------------------------------------------------------------------
+# Many tokens ---------------------------------------------------------------------------------------------------------
 
 
 class PrefillPlan(NamedTuple):
     address: int  # of `call`
     call: LinearCall
     out_shape: tuple[int, int, int, int]
+    signature: str
+    sizes: tuple[int, int, int, int]  # of the state: B, kv heads, features, value dim
+    offsets: list[int]  # of the state's tensors in its buffer, in bytes
+    floats: int  # in that buffer
 
 
 def prefill(
@@ -158,17 +162,11 @@ def prefill(
     is_causal: bool,
     enable_gqa: bool,
 ) -> Tensor | None:
-    """(B, heads, L, M)."""
-    found = _find(kernel, scale, query, key, value, is_causal, enable_gqa)
-    if found is None:
-        return None
-    fmap, shapes = found
-    plan: Any = fmap.plans.get(shapes, False)
-    if plan is False:
-        plan = _remember(fmap, shapes, _prefill_plan(fmap, kernel, query, key, value, is_causal, enable_gqa))
+    """(B, heads, L, M), from nothing; the state is discarded."""
+    plan = _prefill_plan(kernel, query, key, value, scale, is_causal, enable_gqa)
     if plan is None:
         return None
-    at, call, out_shape = plan
+    at, call, out_shape = plan[:3]
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = rows(query), rows(key), rows(value)
         call = LinearCall.from_buffer_copy(call)
@@ -185,15 +183,74 @@ def prefill(
     return out if query.dtype is torch.float32 else out.to(query.dtype)
 
 
+def prefill_with_state(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearState | None,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, LinearState] | None:
+    """(B, heads, L, M), causal, and the state after the keys; None for `state` is the one before any token."""
+    plan = _prefill_plan(kernel, query, key, value, scale, True, enable_gqa)
+    if plan is None or (state is not None and state.kernel != plan.signature):
+        return None
+    call = LinearCall.from_buffer_copy(plan.call)
+    call.threads = get_num_threads()
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        query, key, value = rows(query), rows(key), rows(value)
+        _set_strides(call, query.stride(), key.stride(), value.stride())
+    call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if state is not None:
+        pack = pack_of(state)
+        if isinstance(pack, Pack) and pack.sizes == plan.sizes:
+            at = pack.buffer.data_ptr()
+            old = [at + offset for offset in plan.offsets]
+        elif _usable(state, plan.sizes):
+            old = [x.data_ptr() for x in (state.S, state.Z, state.log_scale, state.tokens, state.guarded)]
+        else:
+            return None
+        call.S, call.Z, call.log_scale, call.tokens, call.guarded = old
+    fresh, out = FLOATS.new_empty(plan.floats), output_pool.empty(*plan.out_shape)
+    at = fresh.data_ptr()
+    new = [at + offset for offset in plan.offsets]
+    call.S_new, call.Z_new, call.log_scale_new, call.tokens_new, call.guarded_new = new
+    call.out = out.data_ptr()
+    flags = library.linear_causal_forward(ctypes.byref(call))
+    if flags:
+        if flags & NOT_FINITE:
+            held = {} if state is None else finite.of_state(state)
+            finite.refuse(torch.float32, query=query, key=key, value=value, **held)
+        check_flags(flags)
+    made = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
+    return out if query.dtype is torch.float32 else out.to(query.dtype), made
+
+
 def _prefill_plan(
-    fmap: NativeMap, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    is_causal: bool,
+    enable_gqa: bool,
 ) -> PrefillPlan | None:
-    if is_causal and query.shape[-2] != key.shape[-2]:
+    found = _find(kernel, scale, query, key, value, is_causal, enable_gqa)
+    if found is None:
         return None
+    fmap, shapes = found
+    known: Any = fmap.plans.get(shapes, False)
+    if known is not False:
+        return known
     call = _fixed_call(fmap, kernel, query, key, value, enable_gqa)
-    if call is None:
-        return None
-    return PrefillPlan(ctypes.addressof(call), call, (call.batch, call.heads, call.queries, call.value_dim))
+    if call is None or (is_causal and call.queries != call.keys):
+        return _remember(fmap, shapes, None)
+    sizes = call.batch, call.kv_heads, fmap.form.features, call.value_dim
+    out_shape = call.batch, call.heads, call.queries, call.value_dim
+    state = kernel.signature(scale, call.dim), sizes, [4 * x for x in Pack.offsets(sizes)], Pack.floats(sizes)
+    return _remember(fmap, shapes, PrefillPlan(ctypes.addressof(call), call, out_shape, *state))
 
 
 # One token that goes on from a state ---------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     )
     pictures = learn.read(args.photos, spec)
     print(pictures.report())
+    pictures.labels()  # raises for images without a person, before there is a folder for the model
     choice = learn.Choice(args.far, args.folds, args.held_out)
     with training_lock(args.model):
         embedder = learn.learn(recipe, pictures, choice, args.seed, args.model, old=old)

@@ -1,9 +1,10 @@
-"""Decode fast path: one token from a state, without gradients, with little Python around the native step.
+"""Fast paths of the update rules: calls without masks or gradients, with little Python around the native code.
 
 What calls of one shape have in common is worked out once and kept as a plan. The library itself checks the numbers. The guards
 of torch.compile, where this torch has them, tell within a microsecond that a call is like an earlier one.
 """
 
+import math
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ..engines.native.output_pool import empty as pooled_empty
 from ..engines.native.plans import eligible
 from ..engines.native.step_plan import StepPlan
 from ..states.recurrent import RecurrentState
+from .recurrent_checks import LOWEST
 
 try:
     from torch._C._dynamo.guards import TensorGuards
@@ -28,6 +30,7 @@ MOST_PLANS = 512
 MOST_GUARDS = 4
 
 _plans: dict[Hashable, StepPlan | None] = {}
+_fitting: dict[Hashable, bool] = {}  # shapes and dtypes of `prefill` -> whether it serves them
 
 
 class _Guarded(NamedTuple):
@@ -119,6 +122,45 @@ def _guard(setting: Hashable, plan: StepPlan, counts: bool, given: tuple[Tensor,
     _guarded = (_Guarded(setting, guards, plan, counts), *_guarded[: MOST_GUARDS - 1])
 
 
+def prefill(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: RecurrentState | None,
+    *,
+    enable_gqa: bool,
+    scale: float,
+    normalize_qk: bool,
+) -> tuple[Tensor, RecurrentState] | None:
+    """Many tokens of the delta rule: rows and the new state, or None where the general path must serve or refuse the call."""
+    S = None if state is None else state.S
+    call = _Call(query, key, value, beta, log_decay, S, enable_gqa, scale, normalize_qk)
+    given = [x for x in call[:6] if x is not None]
+    if any(not isinstance(x, Tensor) for x in given) or not eligible(*given) or library.why_not is not None:
+        return None
+    name = "prefill", enable_gqa, log_decay is None, S is None, *((x.shape, x.dtype) for x in given)
+    if name not in _fitting:
+        if len(_fitting) >= MOST_PLANS:
+            _fitting.clear()
+        _fitting[name] = query.dim() == 4 and query.shape[2] > 1 and _fits(call)
+    if not _fitting[name] or (state is not None and state.tokens.shape != value.shape[:2]):
+        return None
+    if log_decay is not None:
+        if not bool((log_decay <= 0).all()):
+            return None
+        log_decay = log_decay.clamp(min=LOWEST)
+    out, final, _ = delta_rule.forward(
+        query, key, value, beta, log_decay, None, None, S, scale, normalize_qk, train=False
+    )
+    if not (math.isfinite(out.sum()) or bool(torch.isfinite(out).all())):
+        return None
+    T = query.shape[2]
+    tokens = torch.full(final.shape[:2], T) if state is None else state.tokens + T
+    return out, RecurrentState("delta_rule", final, tokens)
+
+
 class _Call(NamedTuple):
     """What a plan depends on."""
 
@@ -127,7 +169,7 @@ class _Call(NamedTuple):
     value: Tensor
     beta: Tensor | None
     log_decay: Tensor | None
-    S: Tensor
+    S: Tensor | None
     enable_gqa: bool
     scale: float
     normalize_qk: bool
@@ -136,6 +178,7 @@ class _Call(NamedTuple):
 def _find(call: _Call) -> StepPlan | None:
     """The plan of a call, if it is eligible."""
     query, key, value, beta, log_decay, S, *options = call
+    assert S is not None
     try:
         name = (
             *(query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype),
@@ -165,7 +208,7 @@ def _remember(name: Hashable, plan: StepPlan | None) -> StepPlan | None:
 def _plan(call: _Call) -> StepPlan | None:
     """The plan of calls of these shapes, strides and dtypes; None where the general path must serve them."""
     query, key, value, beta, log_decay, S, _, scale, normalize_qk = call
-    if not _fits(call):
+    if S is None or query.dim() < 3 or query.shape[2] != 1 or not _fits(call):
         return None
     rows = [query, key, value, *(x for x in (log_decay,) if x is not None and x.dim() == 4)]
     if not S.is_contiguous() or any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in rows):
@@ -176,18 +219,20 @@ def _plan(call: _Call) -> StepPlan | None:
 
 
 def _fits(call: _Call) -> bool:
-    """Shapes are canonical as they are, and dtypes what the native step takes."""
+    """Shapes are canonical as they are, and dtypes what the native code takes."""
     query, key, value, beta, log_decay, S, enable_gqa, _, _ = call
-    if not query.dim() == key.dim() == value.dim() == 4 or query.shape[2] != 1:
+    if not query.dim() == key.dim() == value.dim() == 4:
         return False
-    B, Hq, _, D = query.shape
+    B, Hq, T, D = query.shape
     H, M, Hk = value.shape[1], value.shape[3], key.shape[1]
-    if key.shape != (B, Hk, 1, D) or value.shape != (B, H, 1, M) or S.shape != (B, H, D, M) or not B * H * D * M:
+    if key.shape != (B, Hk, T, D) or value.shape != (B, H, T, M) or not B * H * T * D * M:
+        return False
+    if S is not None and (S.shape != (B, H, D, M) or S.dtype != torch.float32):
         return False
     if not Hq == Hk == H and (not enable_gqa or not Hq * Hk or H % Hk or (H % Hq and Hq % H)):
         return False
     if not query.dtype == key.dtype == value.dtype or query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
-    shapes = (B, H, 1), (B, H, 1, D)
+    shapes = (B, H, T), (B, H, T, D)
     fine = all(x is None or (x.dtype == torch.float32 and x.shape in shapes) for x in (beta, log_decay))
-    return fine and S.dtype == torch.float32 and (beta is None or beta.dim() == 3)
+    return fine and (beta is None or beta.dim() == 3)
