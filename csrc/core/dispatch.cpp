@@ -11,7 +11,7 @@
 
 namespace {
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(LINATTN_ONLY_PORTABLE)
 /// Whether this CPU converts float16; not every compiler knows __builtin_cpu_supports("f16c").
 bool has_half_conversion() {
   unsigned a = 0, b = 0, c = 0, d = 0;

@@ -87,9 +87,10 @@ class FarCache {
     }
     for (int64_t k = 0; far.position >= 0 && k < VL; ++k) {
       const int64_t block = imin(first + k, units - 1);
-      float mean[1];
-      load_row(bounds_type(), bound(block, far.position), 1, 1, mean);
-      for (int r = 0; r < R; ++r) products[2 * r][k][0] += (middle(block) - mean[0]) * x[r * ld + far.position];
+      const char* at = bound(block, far.position);
+      const float mean =
+          far.bits == 32 ? *reinterpret_cast<const float*>(at) : half_to_float(*reinterpret_cast<const uint16_t*>(at));
+      for (int r = 0; r < R; ++r) products[2 * r][k][0] += (middle(block) - mean) * x[r * ld + far.position];
     }
   }
 
