@@ -32,8 +32,9 @@ INLINE float half_to_float(uint16_t h) {
   return x;
 }
 
-/// VL numbers as they are stored: float32, or float16 bits.
+/// VL numbers as they are stored, here as float32.
 INLINE vec load_numbers(const float* from) { return load(from); }
+/// The same of float16 bits.
 INLINE vec load_numbers(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -46,8 +47,9 @@ INLINE vec load_numbers(const uint16_t* from) {
   return x;
 #endif
 }
-/// The first n of them, then 0.
+/// The first n of VL numbers as they are stored, then 0.
 INLINE vec load_some_numbers(const float* from, int64_t n) { return load_some(from, n); }
+/// The same of float16 bits.
 INLINE vec load_some_numbers(const uint16_t* from, int64_t n) {
   uint16_t some[VL] = {};
   if (n < VL) memcpy(some, from, size_t(n) * 2), from = some;

@@ -40,13 +40,15 @@ inline void clear_rows(const NearFarCall& c, float* key, float* value) {
   memset(value, 0, size_t(row_stride(c.value_dim)) * 4);
 }
 
-/// The entries of a call's state, before or after it: the sinks and the near tokens of a head, and all slots.
+/// The sinks of a head, in a call's state before or after it.
 INLINE StoredEntries sinks_of(const NearFarCall& c, const void* sink, int64_t head) {
   return {c, sink, head * c.sinks * (c.dim + c.value_dim), c.entry_dtype};
 }
+/// Its near tokens, with the stride of batch entries and heads.
 INLINE StoredEntries near_of(const NearFarCall& c, const void* near, const int64_t* stride, int64_t head) {
   return {c, near, head / c.kv_heads * stride[0] + head % c.kv_heads * stride[1], c.entry_dtype};
 }
+/// The slots of all batch entries and heads.
 INLINE StoredEntries slots_of(const NearFarCall& c, const void* slot) { return {c, slot, 0, c.entry_dtype}; }
 
 /// Loads a new token of a head as the state will store it: rows (row_stride(D)) and (row_stride(M)), the key scaled.

@@ -75,10 +75,12 @@ class RecallToken {
   struct Chosen {
     const RecallToken& token;
     int64_t dim, value_dim;
+    /// The keys of chosen block k.
     const float* keys(int64_t k) const {
       token.cache.load_keys(token.best.chosen(0)[k], token.rows.keys(k), token.space);
       return token.rows.keys(k);
     }
+    /// The values of chosen block k.
     const float* values(int64_t k) const {
       token.cache.load_values(token.best.chosen(0)[k], token.rows.values(k), token.space);
       return token.rows.values(k);

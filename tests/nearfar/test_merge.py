@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linattn.nearfar import bindings
 from linattn.nearfar import merge as slots
+from linattn.nearfar import native_merge
 from native_support import close, isa, needs_native
 
 pytestmark = needs_native
@@ -50,7 +50,7 @@ def test_as_the_torch_engine_in_float64(isa, n, dim, value_dim, observed):
     for size in {1, n // 2, n - 1} - {0}:
         tokens, statistics = problem(n, dim, value_dim, seed=n + dim)
         rate = torch.rand(2, 3, n, generator=torch.Generator().manual_seed(n)) ** 4 if observed else None
-        got = bindings.merge(*tokens, rate, size, *statistics, 0.25)
+        got = native_merge.merge(*tokens, rate, size, *statistics, 0.25)
         wide = [x.double() for x in tokens], [x.double() for x in statistics]
         expected = slots.merge(*wide[0], None if rate is None else rate.double(), size, *wide[1], 0.25)
         ours, theirs = (distortion(tokens[0], new, place, statistics[1]) for new, _, place in (got, expected))
@@ -69,7 +69,7 @@ def test_as_the_torch_engine_in_float64(isa, n, dim, value_dim, observed):
         close(got[1].gather(2, got[2]), expected[1].gather(2, expected[2]))
 
 
-@pytest.mark.parametrize("merge", [bindings.merge, slots.merge])
+@pytest.mark.parametrize("merge", [native_merge.merge, slots.merge])
 @pytest.mark.parametrize(("size", "kept"), [(256, True), (255, False)])
 def test_heads_with_many_slots_keep_keys_that_no_query_asked_for(isa, merge, size, kept):
     """32 keys without attention beside pairs that are nearly equal: pairs merge first if there are 256 slots or more."""
@@ -91,7 +91,7 @@ def test_closest_pairs_first(isa):
     dim, value_dim = 8, 3
     entries, bias = pairs(20, dim, value_dim)
     anchor, metric = torch.zeros(1, 1, 1, dim), torch.ones(1, 1, 1, dim)
-    new, new_bias, place = bindings.merge(entries, bias, None, 30, anchor, metric, 0.0)
+    new, new_bias, place = native_merge.merge(entries, bias, None, 30, anchor, metric, 0.0)
     first, second = place[0, 0, :20], place[0, 0, 20:]
     assert torch.equal(first == second, torch.arange(20) < 10)
     for i in range(20):
@@ -118,7 +118,7 @@ def test_nothing_is_lost(n, dim, value_dim, share, empty, alpha, seed):
     """The weight at the mean query, the weighted key and the weighted value are those of all slots before."""
     size = max(1, int(n * share))
     (entries, bias), (anchor, metric) = problem(n, dim, value_dim, seed=seed, empty=int(n * empty))
-    new, new_bias, place = bindings.merge(entries, bias, None, size, anchor, metric, alpha)
+    new, new_bias, place = native_merge.merge(entries, bias, None, size, anchor, metric, alpha)
     live = bias > -torch.inf
 
     def sums(entries, bias):
@@ -137,7 +137,7 @@ def test_nothing_is_lost(n, dim, value_dim, share, empty, alpha, seed):
 
 def test_no_more_than_fit_stay_as_they_are(isa):
     (entries, bias), statistics = problem(20, 5, 4, empty=8)
-    new, new_bias, place = bindings.merge(entries, bias, None, 14, *statistics, 0.25)
+    new, new_bias, place = native_merge.merge(entries, bias, None, 14, *statistics, 0.25)
     live = bias[0, 0] > -torch.inf
     assert torch.equal(new[:, :, :12], entries[:, :, live])
     assert torch.equal(new_bias[:, :, :12], bias[:, :, live])
@@ -150,5 +150,5 @@ def test_what_is_not_finite_neither_hangs_nor_writes_outside(isa):
         (entries, bias), statistics = problem(100, 8, 8)
         entries[:, :, 3] = bad
         bias[:, :, 50] = torch.nan
-        _, _, place = bindings.merge(entries, bias, None, 40, *statistics, 0.25)
+        _, _, place = native_merge.merge(entries, bias, None, 40, *statistics, 0.25)
         assert ((place >= 0) & (place < 40)).all()

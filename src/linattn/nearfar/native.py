@@ -17,11 +17,12 @@ from ..states.base import pack_of
 from . import attention, autograd
 from .attention import few_queries, in_head_order, kernel_of
 from .autograd import advance_with_gradients
-from .bindings import Inputs, PackedState, advance, merge
+from .bindings import Inputs, PackedState, advance
 from .block_attention import attend_state
 from .kernel import NearFar
 from .merge import query_moments
 from .native_form import NativeForm, far_enough
+from .native_merge import merge
 from .positions import Positions
 from .state import NearFarState
 
