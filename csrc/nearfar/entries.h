@@ -1,4 +1,4 @@
-/// StoredEntries of a state and rows of work space; slots as the far field of a block.
+/// Entries of a state and rows of work space; slots as the far field of a block.
 #pragma once
 #include "core/store_rows.h"
 #include "nearfar/window.h"

@@ -119,3 +119,14 @@ def test_bad_arguments_say_what_is_wrong():
     _, state = attention(q, k, v, kernel=kernel, return_state=True, **CAUSAL)
     with pytest.raises(ValueError, match="state_bits=16"):
         attention(q, k, v, kernel=NearFar(**SMALL), state=state, **CAUSAL)
+
+
+def test_a_state_of_keys_that_all_queries_see_holds_rounded_tokens():
+    """By either engine the same, as if the keys had been rounded before."""
+    q, k, v = tensors(200, seed=5)
+    kernel = NearFar(**HALF)
+    options = {"kernel": kernel, "enable_gqa": True, "return_state": True}
+    _, state = attention(q, k, v, **options)
+    _, expected = attention(*rounded(q, k, v), engine="torch", **options)
+    for name in ("sink", "near", "slots", "bias"):
+        torch.testing.assert_close(state.tensors()[name], expected.tensors()[name], atol=2e-3, rtol=2e-3, msg=name)

@@ -55,7 +55,8 @@ def attend(
             out, group = _causal(kernel, group, tokens, call.return_state)
         elif state is None:
             out = _bidirectional(kernel, group, tokens, merge)
-            group = absorb(kernel, group, tokens) if call.return_state else group
+            if call.return_state:  # rows are of the tokens as they are, the state of what it can store
+                group = absorb(kernel, group, replace(tokens, entries=kernel.stored(tokens.entries)))
         else:
             group = absorb(kernel, group, tokens)
             out = attend_state(group, tokens.query)
