@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_python
 from linattn.cli import main
 from linattn.cli.commands import Command
 from linattn.cli.parser import build
@@ -56,7 +57,9 @@ COMMAND = (
 
 
 def process(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, with a pipe as stdout and stderr."""
+    """The command in a process of its own, with a pipe as stdout and stderr; in a fresh Python if it gets variables."""
+    if not environment:
+        return warm_python.run("-c", COMMAND, *words)
     return subprocess.run(
         [sys.executable, "-c", COMMAND, *words],
         capture_output=True,

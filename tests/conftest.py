@@ -1,5 +1,6 @@
 """What the tests share: every kernel by name, one table of tolerances, inputs from a seed."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: at the end, one of them would keep a worker busy while the others have nothing to do."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the garbage collector need not look at modules and tests again, of which there are millions."""
+    gc.collect()
+    gc.freeze()
 
 
 class Squares(torch.nn.Module):

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from linattn.ops.decayed_sums import chunk as sums_chunk
 from linattn.ops.decayed_sums import reference as sums_reference
+from linattn.ops.decayed_sums.call import DecayedSumsCall
 from linattn.ops.delta_rule import chunk as delta_chunk
 from linattn.ops.delta_rule import reference as delta_reference
+from linattn.ops.delta_rule.call import DeltaRuleCall
 
 DECAYS = ("none", "head", "channel")
 
@@ -44,13 +46,13 @@ class Inputs:
 
     def run(self, form: str) -> tuple[Tensor, Tensor]:
         """form: "reference" or "chunk"."""
-        q, k, v, g = self.query, self.key, self.value, self.log_decay
-        rest = self.mask, self.bounds, self.state
+        tokens = self.query, self.key, self.value
+        rest = self.log_decay, self.mask, self.bounds, self.state, self.scale
         if self.beta is None:
             sums = {"reference": sums_reference, "chunk": sums_chunk}[form].decayed_sums
-            return sums(q, k, v, g, *rest, scale=self.scale)
+            return sums(DecayedSumsCall(*tokens, *rest))
         delta = {"reference": delta_reference, "chunk": delta_chunk}[form].delta_rule
-        return delta(q, k, v, self.beta, g, *rest, scale=self.scale, normalize_qk=self.normalize_qk)
+        return delta(DeltaRuleCall(*tokens, self.beta, *rest, self.normalize_qk))
 
 
 def make(

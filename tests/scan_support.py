@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from linattn.ops.causal_conv1d import reference as conv_reference
+from linattn.ops.causal_conv1d.call import CausalConv1dCall
 from linattn.ops.selective_scan import reference as scan_reference
+from linattn.ops.selective_scan.call import SelectiveScanCall
 
 OPTIONAL = ("D", "z", "delta_bias", "state")
 
@@ -69,13 +71,14 @@ def close(got: Tensor, expected: Tensor, tolerance: float) -> None:
 def compare(
     form: Any, definition: Any, inputs: dict[str, Tensor], tolerance: float, dtype: torch.dtype, **options: Any
 ):
-    """Outputs, states and all gradients of two functions (inputs.., options..) -> (out, state).
+    """Outputs, states and all gradients of two forms of one rule, which take a description of a call -> (out, state).
 
     The definition gets the same numbers in float64, as rounded to `dtype`.
     """
     mine = {name: _cast(x, dtype).requires_grad_() for name, x in inputs.items()}
     truth = {name: x.detach().double().requires_grad_() for name, x in mine.items()}
-    results, expected = form(**mine, **options), definition(**truth, **options)
+    call = SelectiveScanCall if "u" in inputs else CausalConv1dCall
+    results, expected = form(call(**mine, **options)), definition(call(**truth, **options))
     for got, want in zip(results, expected, strict=True):
         close(got, want, tolerance)
     ups = [draw(*x.shape, seed=20 + i) for i, x in enumerate(expected)]

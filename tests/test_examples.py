@@ -1,18 +1,17 @@
 """The examples run, and the model in them writes what it would have been taught."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+
+import warm_python
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny_language_model.py"
 
 
 def test_the_language_model_trains_and_writes():
-    words = [sys.executable, str(EXAMPLE), "--steps", "3", "--length", "64", "--write", "20"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = warm_python.run(str(EXAMPLE), "--steps", "3", "--length", "64", "--write", "20", check=True)
     assert "step     3  loss" in done.stdout
 
 
@@ -34,8 +33,8 @@ def test_writing_with_a_state_equals_reading_everything_again():
 def test_every_update_rule_trains(tmp_path):
     """A few steps of each; the table has a row for each, and the plot is written."""
     script, plot = EXAMPLE.parent / "update_rules.py", tmp_path / "plot.png"
-    words = [sys.executable, str(script), "--steps", "2", "--length", "32", "--batch", "2", "--plot", str(plot)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    words = ["--steps", "2", "--length", "32", "--batch", "2", "--plot", str(plot)]
+    done = warm_python.run(str(script), *words, check=True)
     for rule in ("softmax", "retention", "lightning", "gla", "mamba2", "deltanet", "kda"):
         assert f"| {rule} |" in done.stdout
     assert plot.exists() == ("no plot" not in done.stdout)

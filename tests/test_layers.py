@@ -1,11 +1,10 @@
 """The architecture: data flows one way, and nothing lower imports anything higher."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import linattn
+import warm_python
 
 SOURCE = Path(linattn.__file__).parent
 # From the bottom up. Files on the top level of the package stand beside the layer that they name.
@@ -80,5 +79,5 @@ def test_the_core_needs_torch_numpy_and_safetensors_alone():
         "heavy = {'matplotlib', 'sklearn', 'scipy', 'PIL', 'transformers'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = warm_python.run("-c", script, check=True)
     assert done.stdout.strip() == "[]"

@@ -47,8 +47,26 @@ INLINE vec load_numbers(const uint16_t* from) {
   return x;
 #endif
 }
+/// The same of codes in 8 bits.
+INLINE vec load_numbers(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  vec x;
+  for (int i = 0; i < VL; ++i) x[i] = float(from[i]);
+  return x;
+#endif
+}
 /// The first n of VL numbers as they are stored, then 0.
 INLINE vec load_some_numbers(const float* from, int64_t n) { return load_some(from, n); }
+/// The same of codes in 8 bits.
+INLINE vec load_some_numbers(const int8_t* from, int64_t n) {
+  int8_t some[VL] = {};
+  if (n < VL) memcpy(some, from, size_t(n)), from = some;
+  return load_numbers(from);
+}
 /// The same of float16 bits.
 INLINE vec load_some_numbers(const uint16_t* from, int64_t n) {
   uint16_t some[VL] = {};
@@ -65,9 +83,8 @@ INLINE float bfloat16_to_float(uint16_t h) {
 }
 
 /// to (row_stride(dim)) = one row (dim) of any dtype times `factor`, padded with 0.
-INLINE void load_row(int32_t dtype, const void* row, int64_t dim, float factor, float* to) {
-  const int64_t full = row_stride(dim);
-  for (int64_t d = dim; d < full; ++d) to[d] = 0;
+OUTLINE void load_row(int32_t dtype, const void* row, int64_t dim, float factor, float* to) {
+  memset(to + dim, 0, size_t(row_stride(dim) - dim) * 4);
   if (dtype == FLOAT32) {
     const float* from = static_cast<const float*>(row);
     if (factor == 1) {

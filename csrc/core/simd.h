@@ -36,7 +36,9 @@ typedef int32_t ivec __attribute__((vector_size(VL * 4)));
 typedef float unaligned_vec __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 
 /// INLINE: into every caller, so that shapes known there are constants. UNROLL: for loops over registers. The sanitizers'
-/// build does neither: with every access checked, such code would take the compiler many minutes.
+/// build does neither: with every access checked, such code would take the compiler many minutes. OUTLINE: into no caller,
+/// for long code that works on a row at a time or less often, so that the library has it once.
+#define OUTLINE [[maybe_unused]] __attribute__((noinline))
 #ifdef LINATTN_FAST_COMPILE
 #define INLINE [[maybe_unused]] inline
 #define UNROLL(times)

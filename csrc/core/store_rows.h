@@ -24,7 +24,7 @@ INLINE uint16_t narrow_half(float x) {
 }
 
 /// Rounds a row (n) to the precision of float16.
-inline void round_to_half(float* row, int64_t n) {
+OUTLINE void round_to_half(float* row, int64_t n) {
   for (int64_t d = 0; d < n; ++d) row[d] = half_to_float(narrow_half(row[d]));
 }
 
@@ -37,7 +37,7 @@ INLINE uint16_t narrow_brain(float x) {
 }
 
 /// n rows of `dim` numbers, `ld` apart in `from`, to rows of the dtype `stride` apart.
-inline void store_rows(int32_t dtype, const float* from, int64_t ld, int64_t n, int64_t dim, void* to, int64_t stride) {
+OUTLINE void store_rows(int32_t dtype, const float* from, int64_t ld, int64_t n, int64_t dim, void* to, int64_t stride) {
   for (int64_t i = 0; i < n; ++i) {
     const float* row = from + i * ld;
     if (dtype == FLOAT32) {

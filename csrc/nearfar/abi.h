@@ -32,7 +32,7 @@ struct NearFarCall {
   float logit_cap;                  // of the scores; 0 for none
   int64_t step;                     // decode: tokens since `seen`
   int64_t reach;                    // distances with a bias of their own; no slot is nearer
-  int64_t entry_dtype;              // of the state's entries: FLOAT32, or FLOAT16, to which keys and values are rounded
+  int64_t entry_dtype;              // of the state's entries: FLOAT32, FLOAT16 or CODES, to which tokens are rounded
   const float* band;                // (Hq, reach): biases as in scores.h, or null
   const void *query, *key, *value;  // query: null if only the state is wanted
   int64_t query_stride[3], key_stride[3], value_stride[3];
@@ -80,12 +80,45 @@ struct MergeCall {
   int64_t* place;                // (problems, slots): the new index of each slot
 };
 
+/// Attention without a causal mask and without a state. L queries see S keys; other shapes as above.
+struct BidirectionalCall {
+  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+  int64_t same_tokens;    // whether queries and keys are the same tokens, with `window` exact keys around each block
+  int64_t window, block;  // used if they are
+  int64_t threads;
+  int32_t dtype;
+  float sqrt_scale;  // square root of the softmax scale: multiplies queries and keys
+  float alpha;       // of the merging rule
+  float logit_cap;   // of the scores; 0 for none
+  const void *query, *key, *value;
+  int64_t query_stride[3], key_stride[3], value_stride[3];
+  const int64_t* sizes;  // (H): slots for the keys of a kv head
+  const uint8_t* mask;   // (B, S), 1 = visible; null for all
+  float* out;            // (B, Hq, L, M)
+};
+
+/// What the tasks of such a call share (bidirectional_shape.h).
+struct BidirectionalSpace {
+  float* at;                // (B, H, floats)
+  int64_t floats;           // of one kv head
+  int64_t blocks_per_task;  // blocks of queries that one task attends for
+};
+
+/// Its stages, for one task of a kv head each; a stage needs the results of all tasks of the one before.
+struct BidirectionalKernels {
+  int32_t (*read_queries)(const BidirectionalCall&, const BidirectionalSpace&, int64_t head);
+  int32_t (*merge_part)(const BidirectionalCall&, const BidirectionalSpace&, int64_t head, int64_t part);
+  int32_t (*merge_keys)(const BidirectionalCall&, const BidirectionalSpace&, int64_t head);
+  int32_t (*attend)(const BidirectionalCall&, const BidirectionalSpace&, int64_t head, int64_t task);
+};
+
 /// The kernels of one instruction set, each for one kv head or one merge problem. They return flags (core/abi.h).
 struct NearFarKernels {
   int32_t (*prefill)(const NearFarCall&, int64_t head);
   int32_t (*decode)(const NearFarCall&, int64_t head);
   int32_t (*merge)(const MergeCall&, int64_t problem);
   int32_t (*backward)(const NearFarGrads&, int64_t head);
+  BidirectionalKernels bidirectional;
 };
 
 DECLARE_KERNELS(NearFarKernels, nearfar)

@@ -5,7 +5,7 @@
 
 namespace {
 
-/// Consecutive entries (n, E) of a state, and their biases (n) or null. first: the position of the first token; slots have
+/// Consecutive entries (n) of a state, and their biases (n) or null. first: the position of the first token; slots have
 /// none.
 template <class Number>
 struct Span {
@@ -14,21 +14,38 @@ struct Span {
   int64_t n, first;
 };
 
+/// What number d of a key or value is multiplied with: the step of its code, at an address, or 1.
+template <class Number>
+INLINE float step_of(const Number* steps, int64_t d) {
+  return sizeof(Number) == 1 ? load_step(reinterpret_cast<const char*>(steps), d) : 1;
+}
+
+/// x (row_stride(D)) times a key (D), summed over lanes by the caller. steps: of the key's codes.
+template <class Number>
+INLINE vec key_product(const Number* key, const Number* steps, int64_t D, const float* x) {
+  const int64_t full = D / VL * VL, group = sizeof(Number) == 1 ? CODE_GROUP : imax(D, 1);
+  vec total = {};
+  for (int64_t at = 0; at < D; at += group) {
+    vec part = {};
+    for (int64_t d = at; d < imin(at + group, full); d += VL) part += load_numbers(key + d) * load(x + d);
+    if (full < D && full < at + group) part += load_some_numbers(key + full, D - full) * load(x + full);
+    total += part * step_of(steps, at);
+  }
+  return total;
+}
+
 /// to (n rounded up to whole vectors): logits of x (row_stride(D)) with the span's keys, MASKED_LOGIT behind the last. x
 /// and the logits are in units of log2.
 template <class Number>
 void span_logits(const NearFarCall& c, const Span<Number>& span, const Scores& scores, int64_t position, const float* x,
                  float* to) {
-  const int64_t D = c.dim, E = D + c.value_dim, full = D / VL * VL;
+  const int64_t D = c.dim, width = entry_width(c);
   for (int64_t i = 0; i < span.n; i += VL) {
     vec dots[VL];
     UNROLL(16)
     for (int k = 0; k < VL; ++k) {
-      const Number* row = span.at + imin(i + k, span.n - 1) * E;
-      vec a = {};
-      for (int64_t d = 0; d < full; d += VL) a += load_numbers(row + d) * load(x + d);
-      if (full < D) a += load_some_numbers(row + full, D - full) * load(x + full);
-      dots[k] = a;
+      const Number* row = span.at + imin(i + k, span.n - 1) * width;
+      dots[k] = key_product(row, row + D + c.value_dim, D, x);
     }
     vec l = reduce<false>(dots);
     if (scores.cap > 0) l = capped(l, scores.cap);
@@ -42,11 +59,14 @@ void span_logits(const NearFarCall& c, const Span<Number>& span, const Scores& s
 /// acc += columns [j, j + W VL) of the span's values, weighted (n).
 template <int W, class Number>
 INLINE void add_values(const NearFarCall& c, const Span<Number>& span, const float* weight, int64_t j, vec (&acc)[W]) {
-  const int64_t E = c.dim + c.value_dim, left = c.value_dim - j;
-  const Number* row = span.at + c.dim + j;
-  for (int64_t i = 0; i < span.n; ++i, row += E) {
+  const int64_t left = c.value_dim - j, width = entry_width(c);
+  const Number *row = span.at + c.dim + j, *steps = span.at + c.dim + c.value_dim + steps_bytes(c.dim);
+  for (int64_t i = 0; i < span.n; ++i, row += width, steps += width) {
     UNROLL(4)
-    for (int w = 0; w < W; ++w) acc[w] += (W == 1 ? load_some_numbers(row, left) : load_numbers(row + w * VL)) * weight[i];
+    for (int w = 0; w < W; ++w) {
+      acc[w] +=
+          (W == 1 ? load_some_numbers(row, left) : load_numbers(row + w * VL)) * (weight[i] * step_of(steps, j + w * VL));
+    }
   }
 }
 
@@ -92,13 +112,13 @@ void update_moments(const NearFarCall& c, int64_t head, int64_t position, float*
 /// near_new, whose other entries are in place already. Returns flags.
 template <class Number>
 int32_t decode_token(const NearFarCall& c, int64_t head) {
-  const int64_t D = c.dim, M = c.value_dim, E = D + M, b = head / c.kv_heads, kv = head % c.kv_heads;
+  const int64_t D = c.dim, M = c.value_dim, width = entry_width(c), b = head / c.kv_heads, kv = head % c.kv_heads;
   const int64_t groups = c.heads / c.kv_heads, position = c.seen[b] + c.step, start = position - position % c.block;
   const int64_t low = imax(imax(start - c.window, c.merged[b]), imin(start, c.sinks));
   const int64_t first = c.first_slot[kv], last = kv + 1 < c.kv_heads ? c.first_slot[kv + 1] : c.slots;
   const int64_t columns = round_up(c.sinks, VL) + round_up(last - first, VL) + round_up(position - low + 1, VL);
   const StoredEntries near = near_of(c, c.near_new, c.near_new_stride, head);
-  const Number* entry = reinterpret_cast<const Number*>(near.number(c.near_tokens_new - 1, 0));
+  const Number* entry = reinterpret_cast<const Number*>(near.key(c.near_tokens_new - 1));
   const Number *sink = static_cast<const Number*>(c.sink), *slot = static_cast<const Number*>(c.slot);
   const int64_t moments = c.moments_new ? QueryMoments::floats(D, groups * (c.block / c.stride)) : 0;
   const bool recalls = RecallToken::on(c, kv);
@@ -108,9 +128,9 @@ int32_t decode_token(const NearFarCall& c, int64_t head) {
   float* weights = carve(space, columns + 2 * VL);
   load_token(c, head, 0, x, row);
   near.store(c.near_tokens_new - 1, x, row);
-  const Span<Number> spans[3] = {{sink + head * c.sinks * E, nullptr, imin(c.sinks, start), 0},
-                                 {slot + (b * c.slots + first) * E, c.bias + b * c.slots + first, last - first, 0},
-                                 {entry - (position - low) * E, nullptr, position - low + 1, low}};
+  const Span<Number> spans[3] = {{sink + head * c.sinks * width, nullptr, imin(c.sinks, start), 0},
+                                 {slot + (b * c.slots + first) * width, c.bias + b * c.slots + first, last - first, 0},
+                                 {entry - (position - low) * width, nullptr, position - low + 1, low}};
   std::optional<RecallToken> recall;
   if (recalls) recall.emplace(c, b, kv, last - first, space);
   vec bad = {};
@@ -144,6 +164,7 @@ int32_t decode_token(const NearFarCall& c, int64_t head) {
 
 /// One token of one kv head. Returns flags.
 int32_t decode(const NearFarCall& c, int64_t head) {
+  if (c.entry_dtype == CODES) return decode_token<int8_t>(c, head);
   return c.entry_dtype == FLOAT16 ? decode_token<uint16_t>(c, head) : decode_token<float>(c, head);
 }
 

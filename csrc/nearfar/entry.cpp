@@ -1,6 +1,8 @@
 /// The entry points of near/far attention. Each returns flags (core/abi.h).
+#include <memory>
+
 #include "core/threads.h"
-#include "nearfar/abi.h"
+#include "nearfar/bidirectional_shape.h"
 
 namespace {
 
@@ -16,12 +18,38 @@ int32_t run_kernels(int64_t count, int64_t threads, const Kernel& kernel) {
   return flags;
 }
 
+/// The stages of attention without a causal mask; the tasks of a stage run in parallel. Throws std::bad_alloc.
+int32_t run_bidirectional(const BidirectionalCall& c) {
+  const BidirectionalKernels& kernels = nearfar_kernels().bidirectional;
+  const int64_t heads = c.batch * c.kv_heads, blocks = block_count(c);
+  BidirectionalSpace space{nullptr, 0, 0};
+  int64_t parts = 0;
+  for (int64_t kv = 0; kv < c.kv_heads; ++kv) {
+    const BidirectionalShape shape(c, kv);
+    if (shape.floats(c) > space.floats) space.floats = shape.floats(c);
+    if (shape.parts > parts) parts = shape.parts;
+  }
+  // A task loads the window before and behind its blocks: four at least, and more where there are tasks enough.
+  const int64_t share = heads * blocks / (4 * c.threads);
+  space.blocks_per_task = share > 4 ? share : 4;
+  const int64_t tasks = (blocks + space.blocks_per_task - 1) / space.blocks_per_task;
+  const std::unique_ptr<float[]> floats(new float[size_t(heads * space.floats)]);
+  space.at = floats.get();
+  int32_t flags = run_kernels(heads, c.threads, [&](int64_t head) { return kernels.read_queries(c, space, head); });
+  flags |=
+      run_kernels(heads * parts, c.threads, [&](int64_t i) { return kernels.merge_part(c, space, i / parts, i % parts); });
+  flags |= run_kernels(heads, c.threads, [&](int64_t head) { return kernels.merge_keys(c, space, head); });
+  if (flags) return flags;
+  return run_kernels(heads * tasks, c.threads, [&](int64_t i) { return kernels.attend(c, space, i / tasks, i % tasks); });
+}
+
 }  // namespace
 
 /// The sizes of the call structures, which callers compare with their own.
 EXPORT int64_t linattn_nearfar_call_size() { return sizeof(NearFarCall); }
 EXPORT int64_t linattn_nearfar_far_cache_call_size() { return sizeof(FarCacheCall); }
 EXPORT int64_t linattn_nearfar_merge_call_size() { return sizeof(MergeCall); }
+EXPORT int64_t linattn_nearfar_bidirectional_call_size() { return sizeof(BidirectionalCall); }
 EXPORT int64_t linattn_nearfar_grads_size() { return sizeof(NearFarGrads); }
 
 /// New tokens, from a state to a state; outputs if c->out is given.
@@ -63,4 +91,13 @@ EXPORT int32_t linattn_nearfar_backward(const NearFarGrads* g) {
   const NearFarKernels& kernels = nearfar_kernels();
   const NearFarCall& c = *g->call;
   return run_kernels(c.batch * c.kv_heads, c.threads, [&](int64_t head) { return kernels.backward(*g, head); });
+}
+
+/// Attention without a causal mask and without a state.
+EXPORT int32_t linattn_nearfar_bidirectional(const BidirectionalCall* c) {
+  try {
+    return run_bidirectional(*c);
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
 }

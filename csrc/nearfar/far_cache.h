@@ -155,6 +155,8 @@ class FarCache {
   /// Number d of a token's entry, and of a block's bounds.
   char* entry(int64_t cell, int64_t d) const { return entries + (cell * (dim + value_dim) + d) * (far.bits / 8); }
   char* bound(int64_t block, int64_t d) const { return bounds + block * bounds_bytes() + d * dtype_size(bounds_type()); }
+  /// The same of a token that is stored in 8 bits.
+  int8_t* codes(int64_t cell, int64_t d) const { return reinterpret_cast<int8_t*>(entry(cell, d)); }
   /// The coordinate that holds the position of a cell.
   float place(float cell) const { return (cell - float(far.shift)) * far.position_unit; }
   float middle(int64_t block) const { return place(float(block * unit) + float(unit - 1) / 2); }
@@ -198,19 +200,6 @@ class FarCache {
     for (int64_t d = 0; d < dim; d += VL) store(radius + d, sqrtv(load(radius + d) * float(unit - 1)));
   }
 
-  /// The first n of VL codes, then 0.
-  INLINE static vec load_codes(const char* from, int64_t n) {
-    int8_t some[VL] = {};
-    if (n < VL) memcpy(some, from, size_t(n)), from = reinterpret_cast<const char*>(some);
-#if defined(__AVX512F__)
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#else
-    vec x;
-    for (int i = 0; i < VL; ++i) x[i] = float(reinterpret_cast<const int8_t*>(from)[i]);
-    return x;
-#endif
-  }
-
   /// Keys (unit, row_stride(D)) of a block from their codes.
   void load_key_codes(int64_t block, float* keys) const {
     const int64_t ld = row_stride(dim);
@@ -219,7 +208,7 @@ class FarCache {
       const vec mean = load_some_numbers(bounds_of + d, dim - d), var = load_some_numbers(bounds_of + dim + d, dim - d);
       const vec step = sqrtv(var * float(unit - 1)) / LEVELS;
       for (int64_t i = 0; i < unit; ++i) {
-        store(keys + i * ld + d, load_codes(entry(block * unit + i, d), dim - d) * step + mean);
+        store(keys + i * ld + d, load_some_numbers(codes(block * unit + i, d), dim - d) * step + mean);
       }
     }
     for (int64_t i = 0; i < unit; ++i) memset(keys + i * ld + round_up(dim, VL), 0, size_t(ld - round_up(dim, VL)) * 4);
@@ -234,7 +223,7 @@ class FarCache {
       const float factor = top[i] / LEVELS;
       for (int64_t d = 0; d < lv; d += VL) {
         store(values + i * lv + d,
-              d < value_dim ? load_codes(entry(block * unit + i, dim + d), value_dim - d) * factor : vec{});
+              d < value_dim ? load_some_numbers(codes(block * unit + i, dim + d), value_dim - d) * factor : vec{});
       }
     }
   }
@@ -242,7 +231,7 @@ class FarCache {
   /// The codes of token i of a block with this mean and radius of its keys, and the range of its value.
   void store_codes(int64_t block, int64_t i, const float* key, const float* value, const float* mean,
                    const float* radius) const {
-    int8_t* code = reinterpret_cast<int8_t*>(entry(block * unit + i, 0));
+    int8_t* code = codes(block * unit + i, 0);
     for (int64_t d = 0; d < dim; ++d) code[d] = quantized((key[d] - mean[d]) / fmax2(radius[d], LEAST_RANGE));
     float top = 0;
     for (int64_t d = 0; d < value_dim; ++d) top = fmax2(top, __builtin_fabsf(value[d]));

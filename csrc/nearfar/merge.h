@@ -1,6 +1,6 @@
 /// The far field of near/far attention: merging slots. The torch engine has the same algorithm, with its derivation.
 #pragma once
-#include "core/store_rows.h"
+#include "nearfar/entry_codes.h"
 #include "nearfar/merge_plan.h"
 
 namespace {
@@ -53,7 +53,7 @@ void pool_slots(const Metric& m, const Slots& from, const MergeScratch& s, Slots
     if (receives[t] == 0 || s.total[t] == s.share[t]) continue;
     scale_row(to.key + t * ld, 1 / s.total[t], keys);
     scale_row(to.value + t * lv, 1 / s.total[t], values);
-    if (m.half) round_to_half(to.key + t * ld, m.dim), round_to_half(to.value + t * lv, m.value_dim);
+    round_row(m.entry_dtype, to.key + t * ld, m.dim), round_row(m.entry_dtype, to.value + t * lv, m.value_dim);
     to.bias[t] = __builtin_logf(s.total[t]) + s.top[t] - m.score(dot(to.key + t * ld, m.anchor, m.dim));
   }
 }
@@ -94,7 +94,7 @@ int32_t merge(const MergeCall& c, int64_t problem) {
   }
   for (int64_t i = 0; i < n; ++i) c.place[problem * n + i] = 0;
   if (from.n > c.size) {
-    merge_slots({D, M, c.alpha, anchor, deviation, c.logit_cap, false}, from, c.size, n, s, to);
+    merge_slots({D, M, c.alpha, anchor, deviation, c.logit_cap, FLOAT32}, from, c.size, n, s, to);
   } else {
     to = from;
     for (int64_t i = 0; i < from.n; ++i) s.place[i] = i;

@@ -1,6 +1,8 @@
 /// The gradient of a merge. Which slots are merged is fixed; a slot that is made of several is their weighted mean, and so
-/// are key, value and bias functions of theirs (nearfar/merge.py has the formulas).
+/// are key, value and bias functions of theirs (nearfar/merge.py has the formulas). Gradients pass straight through the
+/// rounding of entries.
 #pragma once
+#include "nearfar/entries.h"
 #include "nearfar/merge_record.h"
 
 namespace {
@@ -10,7 +12,7 @@ namespace {
 class RecordedMerge {
  public:
   /// Floats of work space for merges of up to n slots.
-  static int64_t floats(int64_t n, int64_t dim) { return 5 * (n + 16) + row_stride(dim) + 64; }
+  static int64_t floats(int64_t n, int64_t dim) { return 6 * (n + 16) + row_stride(dim) + 64; }
 
   RecordedMerge(const NearFarCall& call, int64_t most, float* at)
       : c(call),
@@ -19,6 +21,7 @@ class RecordedMerge {
         total(carve(at, most)),
         members(carve(at, most)),
         inner(carve(at, most)),
+        along(carve(at, most)),
         anchor(carve(at, row_stride(call.dim))) {}
 
   /// Takes up the record of the merge of n slots into `size`.
@@ -47,7 +50,9 @@ class RecordedMerge {
       if (alone(t)) made.bias[t] = from.bias[i];
     }
     for (int64_t t = 0; t < size; ++t) {
-      if (!alone(t)) made.bias[t] = __builtin_logf(total[t]) + top[t] - score(product(made.key + t * ld));
+      if (alone(t)) continue;
+      round_entry(c, made.key + t * ld, made.value + t * lv);
+      made.bias[t] = __builtin_logf(total[t]) + top[t] - score(product(made.key + t * ld));
     }
     made.n = size;
   }
@@ -58,10 +63,8 @@ class RecordedMerge {
     const int64_t values = round_up(c.value_dim, VL);
     for (int64_t t = 0; t < made.n; ++t) {
       if (alone(t)) continue;
-      float *key = grad_made.key + t * ld, *value = grad_made.value + t * lv;
-      const float* mean = made.key + t * ld;
-      add_row(key, anchor, -grad_made.bias[t] * slope(product(mean)), keys);
-      inner[t] = grad_made.bias[t] - dot(key, mean, c.dim) - dot(value, made.value + t * lv, c.value_dim);
+      add_row(grad_made.key + t * ld, anchor, -grad_made.bias[t] * slope(product(made.key + t * ld)), keys);
+      inner[t] = grad_made.bias[t];
     }
     for (int64_t i = 0; i < from.n; ++i) {
       const int64_t t = to(i);
@@ -69,10 +72,16 @@ class RecordedMerge {
       copy_row(key, grad_made.key + t * ld, keys), copy_row(value, grad_made.value + t * lv, values);
       grad_from.bias[i] = grad_made.bias[t];
       if (alone(t)) continue;
-      const float* own = from.key + i * ld;
-      const float weight = share[i] * (dot(key, own, c.dim) + dot(value, from.value + i * lv, c.value_dim) + inner[t]);
-      scale_row(key, share[i], keys), scale_row(value, share[i], values);
-      add_row(key, anchor, weight * slope(product(own)), keys);
+      along[i] = dot(key, from.key + i * ld, c.dim) + dot(value, from.value + i * lv, c.value_dim);
+      inner[t] -= share[i] * along[i];
+    }
+    for (int64_t i = 0; i < from.n; ++i) {
+      const int64_t t = to(i);
+      if (alone(t)) continue;
+      float* key = grad_from.key + i * ld;
+      const float weight = share[i] * (along[i] + inner[t]);
+      scale_row(key, share[i], keys), scale_row(grad_from.value + i * lv, share[i], values);
+      add_row(key, anchor, weight * slope(product(from.key + i * ld)), keys);
       grad_from.bias[i] = weight;
     }
   }
@@ -81,7 +90,8 @@ class RecordedMerge {
   const NearFarCall& c;
   const float* place = nullptr;
   float *share, *top, *total, *members;  // (n), (size): parts of the new slot, largest log-weight, sum, number of slots
-  float *inner, *anchor;                 // (size), (row_stride(D)): work space; the mean query
+  float *inner, *along;                  // (size), (n): work space
+  float* anchor;                         // (row_stride(D)): the mean query
 
   INLINE int64_t to(int64_t i) const { return int64_t(place[i]); }
   INLINE bool alone(int64_t t) const { return members[t] == 1; }

@@ -32,7 +32,7 @@ struct Metric {
   const float* anchor;     // (row_stride(D)) mean, padded with 0
   const float* deviation;  // (row_stride(D)) standard deviation, padded with 0
   float cap;               // of the scores; 0 for none
-  bool half;               // whether merged slots are rounded to float16
+  int64_t entry_dtype;     // to which merged slots are rounded
 
   /// The score of a slot for the anchor, from its product with it.
   INLINE float score(float product) const { return cap > 0 ? cap * __builtin_tanhf(product / cap) : product; }

@@ -225,8 +225,7 @@ class Prefill {
     }
     if (slots.n <= shape.budget) return true;
     queries.update_metric();
-    const bool half = c.entry_dtype == FLOAT16;
-    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap, half};
+    const Metric metric{c.dim, c.value_dim, c.alpha, queries.anchor, queries.deviation, c.logit_cap, c.entry_dtype};
     merge_slots(metric, slots, shape.budget, shape.budget + c.block, merging, spare);
     if (recall) recall->follow_merge(metric, slots.n, spare, merging);
     if (c.merges) record_merge(c, head, (last + c.window - shape.block_start(c)) / c.block, slots.n, metric, merging);

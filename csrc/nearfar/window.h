@@ -19,7 +19,9 @@ struct Window {
     return rows * (row_stride(dim) + row_stride(value_dim)) + round_up(dim, VL) * (feature_stride(rows) + 16) + 64;
   }
   Window(const NearFarCall& c, int64_t capacity, int64_t first, float* at)
-      : dim(c.dim), value_dim(c.value_dim), rows(capacity), base(first) {
+      : Window(c.dim, c.value_dim, capacity, first, at) {}
+  Window(int64_t key_dim, int64_t value_dim_of_rows, int64_t capacity, int64_t first, float* at)
+      : dim(key_dim), value_dim(value_dim_of_rows), rows(capacity), base(first) {
     key = carve(at, rows * row_stride(dim));
     value = carve(at, rows * row_stride(value_dim));
     key_t = carve(at, round_up(dim, VL) * ld());

@@ -20,7 +20,11 @@ struct NearFarShape {
   int64_t reach = 0;
   int64_t recall = 0, bits = 32, state_bits = 32;
 
-  int64_t entry_bytes() const { return (dim + value_dim) * state_bits / 8; }
+  /// Numbers of an entry in the state, and its bytes.
+  int64_t entry_numbers() const {
+    return dim + value_dim + (state_bits == 8 ? 2 * ((dim + 31) / 32 + (value_dim + 31) / 32) : 0);
+  }
+  int64_t entry_bytes() const { return entry_numbers() * state_bits / 8; }
 };
 
 /// Tokens in a block of recall.
@@ -116,7 +120,9 @@ struct NearFarRun {
             std::to_string(s.tokens) + " dim " + std::to_string(s.dim) + " values " + std::to_string(s.value_dim) +
             " window " + std::to_string(s.window) + " block " + std::to_string(s.block) + " slots " +
             std::to_string(s.slots) + (s.cap > 0 ? " capped" : "") + (s.reach > 0 ? " biased" : "") +
-            (s.state_bits == 16 ? " half" : "") +
+            (s.state_bits == 16  ? " half"
+             : s.state_bits == 8 ? " codes"
+                                 : "") +
             (s.recall ? " recall " + std::to_string(s.recall) + " bits " + std::to_string(s.bits) : "");
     recall.assign(size_t(s.heads), 0), row.assign(size_t(s.heads), 0);
     recall.back() = s.recall;
@@ -164,7 +170,7 @@ struct NearFarRun {
     c.batch = s.batch, c.heads = s.heads * s.groups, c.kv_heads = s.heads, c.tokens = count;
     c.dim = s.dim, c.value_dim = s.value_dim, c.window = s.window, c.sinks = s.sinks, c.block = s.block, c.stride = 1;
     c.threads = 3, c.dtype = s.dtype, c.sqrt_scale = 0.7f, c.alpha = 0.25f;
-    c.entry_dtype = s.state_bits == 16 ? FLOAT16 : FLOAT32;
+    c.entry_dtype = s.state_bits == 16 ? FLOAT16 : s.state_bits == 8 ? CODES : FLOAT32;
     c.logit_cap = s.cap, c.reach = s.reach, c.band = s.reach > 0 ? static_cast<float*>(band) : nullptr;
     const int64_t T = s.tokens;
     const int64_t strides[3][3] = {{s.heads * s.groups * T * s.dim, T * s.dim, s.dim},
@@ -181,7 +187,7 @@ struct NearFarRun {
     c.sink = now->sink, c.near = now->near, c.slot = now->slot, c.bias = now->bias;
     c.received = now->received, c.near_received = now->near_received;
     c.moments = now->moments, c.query_samples = now->samples;
-    const int64_t E = s.dim + s.value_dim;
+    const int64_t E = s.entry_numbers();
     c.near_stride[0] = s.heads * now->near_tokens * E, c.near_stride[1] = now->near_tokens * E;
     return c;
   }
@@ -197,7 +203,7 @@ struct NearFarRun {
         counts[size_t(b)] += part[size_t(b * count + t)] = mask[b * s.tokens + begin + t];
       }
     }
-    const int64_t E = s.dim + s.value_dim, room = now->slots + count + s.block, slots = room < s.slots ? room : s.slots;
+    const int64_t E = s.entry_numbers(), room = now->slots + count + s.block, slots = room < s.slots ? room : s.slots;
     const int64_t grown = now->near_tokens + count, most = s.window + s.block, near_tokens = grown < most ? grown : most;
     std::unique_ptr<State> next(new State(s, near_tokens, slots));
     for (int64_t h = 0; h < s.heads; ++h) first[size_t(h)] = h * now->slots, first_new[size_t(h)] = h * slots;
@@ -263,7 +269,7 @@ struct NearFarRun {
       const int64_t before = per_head - s.entry_bytes();
       std::memcpy(near + i * per_head, now->near + i * before, size_t(before));
     }
-    c.near_new_stride[1] = near_tokens * (s.dim + s.value_dim), c.near_new_stride[0] = s.heads * c.near_new_stride[1];
+    c.near_new_stride[1] = near_tokens * s.entry_numbers(), c.near_new_stride[0] = s.heads * c.near_new_stride[1];
     const int32_t flags = linattn_nearfar_decode(&c, 0, c.query, c.key, c.value, near, near_tokens - 1, now->samples,
                                                  queries, ends ? static_cast<float*>(moments) : nullptr, rows);
     expect(flags == OK, name + ": decode");

@@ -1,10 +1,10 @@
 """The commands of the lab: bad input is one line, missing packages are named, and --help is quick and complete."""
 
-import subprocess
 import sys
 
 import pytest
 
+import warm_python
 from cli_support import (
     INTERRUPTED,
     check_command_help,
@@ -120,7 +120,7 @@ def test_packages_that_are_missing_while_a_command_loads():
     hidden = "import sys; sys.modules.update(dict.fromkeys(['sklearn', 'tqdm', 'scipy']))"
     for words in (["lab", "purify"], ["lab", "early-exit", "train"], ["lab", "summarize", "train", "--out", "x"]):
         script = f"{hidden}; from linattn.cli import main; sys.exit(main())"
-        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+        done = warm_python.run("-c", script, *words)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
         assert "pip install linattn-lab" in done.stderr

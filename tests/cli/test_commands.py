@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import linattn
+import warm_python
 from cli_support import INTERRUPTED, check_interrupted_import, process
 from linattn.cli import main, names
 from linattn.cli.run import explain
@@ -100,16 +101,21 @@ def test_figures_go_to_devices_too(tmp_path):
 def test_no_progress_goes_into_a_pipe(tiny_model, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g " * 60)
-    words = ["generate", "--model", str(tiny_model), "--prompt-file", str(text), "--tokens", "3"]
-    done = process([*words, "--equal-slots"])
-    assert done.returncode == 0
-    assert done.stderr.count("\n") == 1  # the summary
+    model = ["--model", str(tiny_model)]
+    generate = ["generate", *model, "--prompt-file", str(text), "--tokens", "3", "--equal-slots"]
+    fidelity = ["fidelity", *model, "--text", str(text), "--calibrate", str(text), "--calibrate-length", "256"]
+    fidelity += ["--length", "64", "--html", str(tmp_path / "page.html"), "--kernels"]
+    script = (  # one process for both: transformers is imported once
+        "import sys\nfrom linattn.cli import main\n"
+        f"for words in {[generate, fidelity]}:\n"
+        "    assert main(words) == 0\n"
+        "    print('\\n--', file=sys.stderr)"
+    )
+    done = warm_python.run("-c", script, check=True)
+    generated, measured = done.stderr.split("\n--\n")[:2]
+    assert generated.count("\n") == 1  # the summary
     assert "\r" not in done.stderr
-    words = ["--calibrate", str(text), "--calibrate-length", "256", "--length", "64"]
-    words += ["--html", str(tmp_path / "page.html"), "--kernels"]
-    done = process(["fidelity", "--model", str(tiny_model), "--text", str(text), *words])
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert measured == ""
     assert "near/far" in done.stdout
     page = (tmp_path / "page.html").read_text()
     assert page.count("<table>") == 3
@@ -133,12 +139,12 @@ def test_ctrl_c_in_a_command_is_one_line(monkeypatch, capsys):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    done = subprocess.run(
-        [sys.executable, "-c", "import os, sys; os.close(0); sys.stdout = open(1, 'w', 1); "
-         "r, w = os.pipe(); os.dup2(w, 1); os.close(w); os.close(r); "
-         "from linattn.cli import main; sys.exit(main(['info']))"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    done = warm_python.run(
+        "-c",
+        "import os, sys; os.close(0); sys.stdout = open(1, 'w', 1); "
+        "r, w = os.pipe(); os.dup2(w, 1); os.close(w); os.close(r); "
+        "from linattn.cli import main; sys.exit(main(['info']))",
+    )
     assert done.returncode == 141
     assert done.stderr == ""
 
@@ -197,7 +203,7 @@ def test_a_first_use_inside_a_compiled_function_breaks_no_graph():
         "backend='eager')\n"
         "print(f(torch.ones(1, 2, 5, 4)).shape)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = warm_python.run("-c", script, check=True)
     assert done.stdout.strip() == "torch.Size([1, 2, 5, 4])"
 
 

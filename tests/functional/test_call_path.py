@@ -27,9 +27,12 @@ def script():
         ("positive, native, prefill from no state", 5),
         ("positive, native, prefill with state", 5),
         ("positive, native, decode", 5),
+        ("near/far, native, forward", 5),
+        ("near/far, native, causal forward", 5),
+        ("near/far, native, prefill from no state", 6),
         ("near/far, native, prefill with state", 8),
         ("near/far, native, decode", 8),
-        ("delta rule, forward", 7),
+        ("delta rule, forward", 5),
         ("delta rule, decode", 5),
     ],
 )

@@ -13,7 +13,9 @@ import linattn
 from linattn import State
 from linattn.engines import ENGINES, EngineName
 from linattn.functional.decayed_sums import decayed_sums
+from linattn.ops.decayed_sums.call import DecayedSumsCall
 from linattn.ops.decayed_sums.reference import decayed_sums as sums_definition
+from linattn.ops.delta_rule.call import DeltaRuleCall
 from linattn.ops.delta_rule.reference import delta_rule as definition
 from linattn.ops.delta_rule.transition import transition
 from linattn.states import RecurrentState, Snapshots
@@ -45,7 +47,7 @@ def test_any_number_of_batch_dimensions(batch):
     assert state.tokens.shape == (*batch, 2)
     if out.numel():
         flat = [x.reshape(-1, *x.shape[len(batch) :]) for x in (q, k, v, *gates.values())]
-        expected, last = definition(*flat, None, None, None, scale=8**-0.5, normalize_qk=False)
+        expected, last = definition(DeltaRuleCall(*flat, scale=8**-0.5))
         close(out.reshape(expected.shape), expected)
         close(state.S.reshape(last.shape), last)
 
@@ -77,7 +79,7 @@ def test_no_token_and_one(T):
     _, state = linattn.delta_rule(q, k, v, **gates, return_state=True)
     q, k, v, gates = tokens(2, T=T, seed=1)
     out, after = linattn.delta_rule(q, k, v, **gates, state=state, return_state=True)
-    expected, last = definition(q, k, v, *gates.values(), None, None, state.S, scale=8**-0.5, normalize_qk=False)
+    expected, last = definition(DeltaRuleCall(q, k, v, *gates.values(), state=state.S, scale=8**-0.5))
     close(out, expected)
     close(after.S, last)
     assert (after.tokens == 5 + T).all()
@@ -98,7 +100,7 @@ def test_masks_and_packing_count_their_tokens():
     again = linattn.delta_rule(q, k, v, **gates, key_mask=seen, **options, state=state)
     bounds = [0, 7, 7, 50]
     S = state.S.flatten(0, 1)
-    expected, _ = definition(q, k, v, *gates.values(), seen, bounds, S, scale=8**-0.5, normalize_qk=True)
+    expected, _ = definition(DeltaRuleCall(q, k, v, *gates.values(), seen, bounds, S, 8**-0.5, True))
     close(again, expected)
 
 
@@ -168,7 +170,7 @@ def test_states_combine():
         linattn.delta_rule(*cut, **gate, normalize_qk=True, return_state=True)[1]
         for cut, gate in zip(cuts, gate_cuts, strict=True)
     )
-    _, moved = transition(*cuts[1][1:], gate_cuts[1]["beta"], gate_cuts[1]["log_decay"], None, normalize_qk=True)
+    _, moved = transition(DeltaRuleCall(*cuts[1], **gate_cuts[1], normalize_qk=True))
     both = first.combine(second, moved)
     close(both.S, whole.S)
     assert torch.equal(both.tokens, whole.tokens)
@@ -287,9 +289,9 @@ def test_random_calls_equal_the_definition(case):
     double = [x.double() for x in narrow]
     gates = [None if x is None else x.double() for x in (inputs.beta, inputs.log_decay)]
     if inputs.beta is None:
-        expected, last = sums_definition(*double, gates[1], inputs.mask, packed, None, scale=0.3)
+        expected, last = sums_definition(DecayedSumsCall(*double, gates[1], inputs.mask, packed, None, 0.3))
     else:
-        expected, last = definition(*double, *gates, inputs.mask, packed, None, scale=0.3, normalize_qk=True)
+        expected, last = definition(DeltaRuleCall(*double, *gates, inputs.mask, packed, None, 0.3, True))
     out, state = call(narrow, inputs.beta, inputs.log_decay, inputs.mask, cu_seqlens=packed)
     tolerance = TOLERANCE[case["dtype"]]
     close(out, expected, tolerance)

@@ -1,13 +1,13 @@
 """torch.compile without graph breaks, torch.func, and the memory of a training step."""
 
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import linattn
+import warm_python
 from conftest import KERNELS, assert_close, qkv
 from linattn.engines import checkpointing
 
@@ -110,5 +110,5 @@ print(peak_memory(step))
 def test_a_training_step_keeps_no_features():
     """N = 16384, 8 heads, D = M = 64, r = 256: features alone would be 128 MiB for queries and 128 MiB for keys."""
     script = MEMORY.format(tokens=16384, engine="torch")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = warm_python.run("-c", script, check=True)
     assert int(done.stdout) < 1.5 * 2**28

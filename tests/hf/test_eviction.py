@@ -31,7 +31,7 @@ def test_exact_while_nothing_is_dropped_and_any_split_alike(rule):
     for part in ids.split([1, 20, 9, 30], 1):
         rows.append(model(part, past_key_values=cache).logits)
     torch.testing.assert_close(torch.cat(rows, 1), whole, atol=1e-5, rtol=1e-5)
-    kept = [state.key.shape[2] for state in cache.states]
+    kept = [state.entries.shape[2] for state in cache.states]
     assert all(40 <= n < 48 for n in kept)
 
 
@@ -61,8 +61,8 @@ def test_each_keeps_what_its_rule_says(rule):
         if rule not in ("tova", "streaming"):
             score[24:] = torch.inf
         assert state.position[0, h].tolist() == sorted(score.topk(18).indices.tolist())
-        assert torch.equal(state.key[0, h], k[0, h, state.position[0, h]])
-        assert torch.equal(state.value[0, h], v[0, h, state.position[0, h]])
+        kept = torch.cat([k, v], -1)[0, h, state.position[0, h]]
+        assert torch.equal(state.entries[0, h], kept)
 
 
 def test_pyramid_budgets_fall_and_keep_their_mean():

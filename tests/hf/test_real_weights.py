@@ -51,11 +51,11 @@ def prose():
 
 def test_a_language_model_keeps_its_perplexity(smollm2):
     model, tokenizer = smollm2
-    ids = tokenizer(prose(), return_tensors="pt").input_ids[:, :1024]
+    ids = tokenizer(prose(), return_tensors="pt").input_ids[:, 4000:4768]  # three times what the kernel holds
     exact = fidelity.read_language(model, ids, None)
     near_far = fidelity.read_language(model, ids, (NearFar(), None))
     window = fidelity.read_language(model, ids, (NearFar(window=256, slots=0), None))
-    elu = fidelity.read_language(model, ids, ("elu", None))
+    elu = fidelity.read_language(model, ids[:, :256], ("elu", None))
     assert near_far.perplexity < 1.06 * exact.perplexity
     assert near_far.perplexity < window.perplexity < elu.perplexity / 10
     assert near_far.state_bytes < exact.state_bytes
@@ -63,9 +63,9 @@ def test_a_language_model_keeps_its_perplexity(smollm2):
 
 def test_generation_with_the_state_is_generation_without(smollm2):
     model, tokenizer = smollm2
-    ids = tokenizer(prose(), return_tensors="pt").input_ids[:, :500]
-    attach(model, NearFar(window=64, slots=64))
-    options = {"max_new_tokens": 8, "do_sample": False}
+    ids = tokenizer(prose(), return_tensors="pt").input_ids[:, :200]
+    attach(model, NearFar(window=32, slots=32))
+    options = {"max_new_tokens": 6, "do_sample": False}
     quick = model.generate(ids, past_key_values=StateCache(model), **options)
     slow = model.generate(ids, use_cache=False, **options)
     detach(model)
@@ -95,11 +95,11 @@ def test_the_commands(tmp_path, capsys):
         "--text",
         str(text),
         "--length",
-        "400",
+        "200",
         "--window",
-        "64",
+        "32",
         "--slots",
-        "64",
+        "32",
     ]
     assert main([*words, "--recall", "4", "--kernels", "--needle", "--json", str(report), "--html", str(page)]) == 0
     out = capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_the_commands(tmp_path, capsys):
     assert "window alone" in out
     assert '"needle_first"' in report.read_text()
     assert "near/far" in page.read_text()
-    words = ["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "300", "--tokens", "5"]
+    words = ["generate", "--model", "smollm2", "--prompt-file", str(text), "--length", "150", "--tokens", "5"]
     assert main([*words, "--equal-slots"]) == 0
     shown = capsys.readouterr()
     assert "written at" in shown.err

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linattn.engines.native import decayed_sums_bindings
 from linattn.engines.native.decayed_sums import available, decayed_sums, decode
+from linattn.ops.decayed_sums.call import DecayedSumsCall
 from native_support import close, isa, needs_native  # noqa: F401
 
 pytestmark = [needs_native, pytest.mark.skipif(not available(), reason="the library has no decayed sums")]
@@ -71,8 +72,8 @@ def step_by_step(query, key, value, log_decay, mask, bounds, state) -> tuple[Ten
     return out, torch.stack(finals, 1).flatten(0, 1)
 
 
-def run(inputs, **changed) -> tuple[Tensor, Tensor]:
-    return decayed_sums(*inputs, scale=SCALE, **changed)
+def run(inputs) -> tuple[Tensor, Tensor]:
+    return decayed_sums(DecayedSumsCall(*inputs, SCALE))
 
 
 def doubled(inputs):
@@ -200,15 +201,15 @@ def test_decode_is_a_call_of_one_token(name, isa):  # noqa: F811
         inputs = [None if x is None else x[:, :, token] for x in (q, k, v, decay)]
         seen = None if mask is None else mask[:, token]
         expected = run((*inputs, seen, None, state))
-        out, new = decode(*inputs, seen, state, scale=SCALE)
+        out, new = decode(DecayedSumsCall(*inputs, seen, None, state, SCALE))
         close(out, expected[0])
         close(new, expected[1])
-        again, same = decode(*inputs, seen, state, scale=SCALE, out_state=state)
+        again, same = decode(DecayedSumsCall(*inputs, seen, None, state, SCALE), out_state=state)
         assert same is state
         assert torch.equal(again, out)
         assert torch.equal(state, new)
     with pytest.raises(ValueError, match="out_state"):
-        decode(*inputs, seen, state, scale=SCALE, out_state=state[:, :, 1:])
+        decode(DecayedSumsCall(*inputs, seen, None, state, SCALE), out_state=state[:, :, 1:])
 
 
 def test_no_decay_forgets_nothing():
@@ -226,7 +227,7 @@ def test_a_million_equal_tokens(decay):
     q = torch.ones(1, 1, 1, 2).expand(1, 1, n, 2)
     v = value.expand(1, 1, n, 4)
     g = None if decay is None else torch.full((1, 1, 1), decay).expand(1, 1, n)
-    _, final = decayed_sums(q, q, v, g, None, None, None, scale=1.0)
+    _, final = decayed_sums(DecayedSumsCall(q, q, v, g))
     rate = 0.0 if decay is None else float(torch.tensor(decay, dtype=torch.float32))
     weights = torch.arange(n, dtype=torch.float64).mul(rate).exp().sum()
     close(final, (weights * value.double()).expand(1, 1, 2, 4), 3e-5)
@@ -253,7 +254,7 @@ def test_operators(channels):
         operators.forward_op, (q.detach(), k.detach(), v.detach(), None, None, None, None, SCALE, False)
     )
     compiled = torch.compile(
-        lambda *x: decayed_sums(*x, None, None, floats[4][:1], scale=SCALE), backend="eager", fullgraph=True
+        lambda *x: decayed_sums(DecayedSumsCall(*x, None, None, floats[4][:1], SCALE)), backend="eager", fullgraph=True
     )
     close(compiled(*floats[:4])[0].detach(), run((*floats[:4], None, None, floats[4][:1]))[0].detach())
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from linattn.engines.native import delta_rule as native
 from linattn.engines.native.ffi import library
+from linattn.ops.delta_rule.call import DeltaRuleCall
 from native_support import isa, needs_native  # noqa: F401
 
 pytestmark = needs_native
@@ -15,8 +16,9 @@ NAMES = ["query", "key", "value", "beta", "log_decay", "state"]
 KINDS = ["plain", "head", "channel"]
 
 
-def definition(query, key, value, beta, log_decay, mask, cu_seqlens, state, *, scale, normalize_qk):
+def definition(call):
     """One token after the other, in the inputs' dtype."""
+    query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk = call
     T, H = value.shape[2], value.shape[1]
     Ho = max(query.shape[1], H)
     if mask is not None:
@@ -60,7 +62,7 @@ def draw(T, kind="head", heads=(2, 2, 2), dims=(16, 16), *, B=2, n=1, strength=1
 
 def run(rule, inputs, mask=None, cu_seqlens=None, *, scale=0.3, normalize_qk=True):
     *tokens, state = inputs
-    return rule(*tokens, mask, cu_seqlens, state, scale=scale, normalize_qk=normalize_qk)
+    return rule(DeltaRuleCall(*tokens, mask, cu_seqlens, state, scale, normalize_qk))
 
 
 def doubled(inputs):
@@ -243,15 +245,15 @@ def test_decode_in_place_equals_decode(isa, kind):  # noqa: F811
         mask = torch.tensor([[True], [False], [True]])
         for given in (None, mask):
             true = run(definition, doubled(inputs), given)
-            out, final = native.decode(*tokens, given, state, scale=0.3, normalize_qk=True)
+            out, final = native.decode(DeltaRuleCall(*tokens, given, None, state, 0.3, True))
             close("out", out, true[0], 1e-5)
             close("final", final, true[1], 1e-5)
             same = state.clone()
-            again, kept = native.decode(*tokens, given, same, scale=0.3, normalize_qk=True, out_state=same)
+            again, kept = native.decode(DeltaRuleCall(*tokens, given, None, same, 0.3, True), out_state=same)
             assert kept is same
             assert torch.equal(same, final)
             assert torch.equal(again, out)
-        fresh, _ = native.decode(*tokens, None, None, scale=0.3, normalize_qk=True)
+        fresh, _ = native.decode(DeltaRuleCall(*tokens, scale=0.3, normalize_qk=True))
         close("no state", fresh, run(definition, doubled([*tokens, torch.zeros_like(state)]))[0], 1e-5)
 
 
@@ -287,7 +289,7 @@ def test_opcheck_and_one_gradient_missing(kind):
     mask = torch.rand(1, 40) > 0.2
     torch.library.opcheck(operators.forward, (*tokens, mask, [0, 7, 40], state, 0.5, True, True))
     torch.library.opcheck(operators.forward, (*tokens, None, [0, 7, 40], None, 0.5, False, False))
-    _, final = native.delta_rule(*tokens, None, [0, 7, 40], None, scale=0.5, normalize_qk=True)
+    _, final = native.delta_rule(DeltaRuleCall(*tokens, None, [0, 7, 40], None, 0.5, True))
     grads = torch.autograd.grad(final.sum(), [tokens[1], tokens[2], tokens[3]])
     assert all(g.isfinite().all() for g in grads)
 
@@ -301,11 +303,11 @@ def test_compile_sees_one_node():
 
     @torch.compile(backend=record, fullgraph=True)
     def compiled(*tokens):
-        return native.delta_rule(*tokens, None, None, None, scale=0.5, normalize_qk=True)[0] * 2
+        return native.delta_rule(DeltaRuleCall(*tokens, scale=0.5, normalize_qk=True))[0] * 2
 
     inputs = draw(20)
     out = compiled(*inputs[:5])
-    close("compiled", out, 2 * native.delta_rule(*inputs[:5], None, None, None, scale=0.5, normalize_qk=True)[0], 1e-6)
+    close("compiled", out, 2 * native.delta_rule(DeltaRuleCall(*inputs[:5], scale=0.5, normalize_qk=True))[0], 1e-6)
     calls = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("linattn.delta_rule" in name for name in calls) == 1
 
@@ -327,14 +329,12 @@ def test_a_long_sequence_keeps_its_scale():
     key, value = key.expand(1, 1, T, 4), value.expand(1, 1, T, 4)
     beta, decay = torch.full((1, 1, T), 0.5), torch.full((1, 1, T), -1e-6)
     for log_decay in (None, decay, decay.unsqueeze(-1).expand(1, 1, T, 4)):
-        out, _ = native.delta_rule(key, key, value, beta, log_decay, None, None, None, scale=1.0, normalize_qk=False)
+        out, _ = native.delta_rule(DeltaRuleCall(key, key, value, beta, log_decay))
         close("last rows", out[:, :, -5:], value[:, :, -5:], 1e-5)
     state = torch.ones(1, 1, 4, 4)
     silent = torch.zeros(1, 1, T)
     for log_decay in (decay, decay.unsqueeze(-1).expand(1, 1, T, 4)):
-        _, final = native.delta_rule(
-            key, key, value, silent, log_decay, None, None, state, scale=1.0, normalize_qk=False
-        )
+        _, final = native.delta_rule(DeltaRuleCall(key, key, value, silent, log_decay, state=state))
         close("what is left", final, state.double() * torch.tensor(-1e-6, dtype=torch.float64).mul(T).exp(), 1e-4)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from linattn.engines.native import decayed_sums_bindings, mixer
+from linattn.ops.decayed_sums.call import DecayedSumsCall
 from native_support import isa, needs_native
 
 __all__ = ["isa"]
@@ -145,7 +146,8 @@ def test_decayed_sums_with_time_steps_and_skips(isa, tokens):
     C, B, x = draw(2, 1, tokens, 9), draw(2, 1, tokens, 9, seed=1), draw(2, 3, tokens, 20, seed=2)
     dt, skip, state = draw(2, 3, tokens, seed=3).abs(), draw(3, seed=4), draw(4, 3, 9, 20, seed=5)
     log_decay, bounds = -dt, [0, tokens // 3, tokens]
-    plain = decayed_sums_bindings.forward(C, B, x * dt[..., None], log_decay, None, bounds, state, 1.0, False)
-    fused = decayed_sums_bindings.forward(C, B, x, log_decay, None, bounds, state, 1.0, False, dt, skip)
+    rest = log_decay, None, bounds, state
+    plain = decayed_sums_bindings.forward(DecayedSumsCall(C, B, x * dt[..., None], *rest), False)
+    fused = decayed_sums_bindings.forward(DecayedSumsCall(C, B, x, *rest), False, dt, skip)
     close(fused[0], plain[0] + skip[:, None, None] * x, 1e-5)
     close(fused[1], plain[1], 1e-5)

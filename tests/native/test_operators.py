@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 import linattn
+import warm_python
 from linattn.engines.native.ffi import ISA_LEVELS, library
 from linattn.kernels import Elu, Positive
 from native_support import DIM, KERNELS, close, native_attention, needs_native, side_by_side, tokens, truth
@@ -135,10 +134,7 @@ def test_after_a_fork():
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_the_environment_chooses_the_instruction_set(isa):
     code = "from linattn.engines import describe; print(describe()['native'])"
-    environment = {**os.environ, "LINATTN_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    said = warm_python.run("-c", code, environment={**os.environ, "LINATTN_ISA": isa}, check=True).stdout
     assert f"available: {isa}" in said or f"asks for {isa}, which this CPU does not have" in said
 
 

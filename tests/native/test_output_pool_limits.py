@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
+import warm_python
 from linattn.cli import main
 from linattn.engines import release
 from linattn.engines.native import output_pool as memory
@@ -20,8 +20,7 @@ MIB = 2**20
 
 
 def run_alone(code: str, keep: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LINATTN_KEEP_MB": keep}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = warm_python.run("-c", code, environment={**os.environ, "LINATTN_KEEP_MB": keep}, check=True)
     assert done.stderr == ""
     return done.stdout.strip()
 

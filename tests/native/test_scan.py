@@ -6,6 +6,8 @@ import torch
 
 import scan_support as support
 from linattn.ops.causal_conv1d import shifts
+from linattn.ops.causal_conv1d.call import CausalConv1dCall
+from linattn.ops.selective_scan.call import SelectiveScanCall
 from native_support import isa, needs_native  # noqa: F401
 from scan_support import OPTIONAL, close, compare, conv_inputs, scan_inputs
 
@@ -82,22 +84,22 @@ def test_rounding_is_torchs(native, dtype):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
     finite = every.masked_fill(~every.isfinite(), 1).reshape(1, -1, 8)
     weight = torch.tensor([0.0, 1.0]).expand(finite.shape[1], 2)
-    out, _ = native[1].causal_conv1d(finite, weight)
+    out, _ = native[1].causal_conv1d(CausalConv1dCall(finite, weight))
     assert torch.equal(out, finite)
     half = torch.tensor([0.0, 1 + 2.0**-9]).expand(finite.shape[1], 2)
-    out, _ = native[1].causal_conv1d(finite, half)
+    out, _ = native[1].causal_conv1d(CausalConv1dCall(finite, half))
     assert torch.equal(out, (finite.float() * (1 + 2.0**-9)).to(dtype))
 
 
 def test_one_token_steps(isa, native):  # noqa: F811
     b, c, n, t = 2, 37, 20, 6
     inputs = {name: x.float() for name, x in scan_inputs(b, c, n, t, channels_last=True).items()}
-    whole, end = native[0].selective_scan(**inputs, delta_softplus=True)
+    whole, end = native[0].selective_scan(SelectiveScanCall(**inputs, delta_softplus=True))
     h = inputs.pop("state").clone()
     order = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
     for i in range(t):
         token = [inputs[name] if name in ("A", "D", "delta_bias") else inputs[name][..., i : i + 1] for name in order]
-        out, after = native[0].decode(*token, h, delta_softplus=True, out_state=h)
+        out, after = native[0].decode(SelectiveScanCall(*token, h, True), out_state=h)
         assert after is h
         close(out, whole[..., i : i + 1], 1e-5)
     close(h, end, 1e-5)
@@ -108,8 +110,8 @@ def test_any_number_of_threads(native, threads):
     conv = {name: x.float().requires_grad_() for name, x in conv_inputs(1, 100, 900, 4).items()}
 
     def run():
-        out, last = native[0].selective_scan(**inputs, delta_softplus=True)
-        convolved, kept = native[1].causal_conv1d(**conv, silu=True)
+        out, last = native[0].selective_scan(SelectiveScanCall(**inputs, delta_softplus=True))
+        convolved, kept = native[1].causal_conv1d(CausalConv1dCall(**conv, silu=True))
         results = [out, last, convolved, kept]
         leaves = [*inputs.values(), *conv.values()]
         return results + list(torch.autograd.grad([x.square().sum() for x in results], leaves))
@@ -145,7 +147,7 @@ def test_opcheck(native):
 
 def test_no_second_derivative(native):
     inputs = {name: x.float().requires_grad_() for name, x in conv_inputs(1, 4, 6, 3).items()}
-    out, _ = native[1].causal_conv1d(**inputs)
+    out, _ = native[1].causal_conv1d(CausalConv1dCall(**inputs))
     (grad,) = torch.autograd.grad(out.square().sum(), inputs["x"], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         grad.sum().backward()

@@ -1,6 +1,5 @@
-"""Gradients of causal near/far attention by the native engine, against the torch engine in float64; and torch.compile."""
+"""Gradients of causal near/far attention by the native engine, against the torch engine in float64."""
 
-import shutil
 from contextlib import suppress
 
 import pytest
@@ -10,63 +9,12 @@ from hypothesis import strategies as st
 
 from linattn import NearFar, attention
 from linattn.engines.native.ffi import ISA_LEVELS, library
-from linattn.nearfar import autograd
 from native_support import isa, needs_native
 from nearfar_support import CAUSAL, SMALL, tensors
+from nearfar_training_support import error, run, table, weights
 
 pytestmark = needs_native
 __all__ = ["isa"]
-
-
-def error(got, expected):
-    """The largest difference, relative to the largest number. What is 0 by right is a rounding error of numbers near 1."""
-    if expected.numel() == 0:
-        return 0.0
-    return float((got - expected).detach().abs().max() / expected.detach().abs().max().clamp_min(1e-2))
-
-
-def table(reach, heads=4, seed=3):
-    return torch.randn(heads, 2 * reach + 1, generator=torch.Generator().manual_seed(seed))
-
-
-def weights(rows, seed=7):
-    return torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed)).to(rows.dtype)
-
-
-def run(tokens, options, engine, *, lengths=None, mask=None, state_weights=True):
-    """Outputs, and gradients of a weighted sum of them and of the last state, for queries, keys, values and the table.
-
-    lengths: of successive calls, each of which goes on from the state of the one before.
-    """
-    dtype = torch.float64 if engine == "torch" else torch.float32
-    leaves = [x.detach().to(dtype).requires_grad_() for x in tokens]
-    options = dict(options)
-    if "position_bias" in options:
-        leaves.append(options["position_bias"].detach().to(dtype).requires_grad_())
-        options["position_bias"] = leaves[-1]
-    kernel, state, outs, at = NearFar(**options), None, [], 0
-    for n in lengths or [tokens[0].shape[2]]:
-        cut = slice(at, at + n)
-        out, state = attention(
-            *(x[:, :, cut] for x in leaves[:3]),
-            kernel=kernel,
-            state=state,
-            return_state=True,
-            engine=engine,
-            key_mask=None if mask is None else mask[:, cut],
-            **CAUSAL,
-        )
-        outs.append(out)
-        at += n
-    out = torch.cat(outs, 2)
-    if mask is not None:  # a hidden token's row is 0 or what the others show it, as the calls may be
-        out = out.masked_fill(~mask[:, None, :, None], 0)
-    total = (out * weights(out)).sum()
-    if state_weights:  # what the order of slots does not change
-        live = state.bias > -torch.inf
-        total = total + (state.sink * weights(state.sink)).sum() + (state.near * weights(state.near)).sum()
-        total = total + (state.slots.square().sum(-1) * state.bias.masked_fill(~live, 0).sin()).sum()
-    return out, torch.autograd.grad(total, leaves)
 
 
 def check(tokens, options, tolerance=1e-4, **how):
@@ -255,88 +203,3 @@ def test_second_derivatives_name_the_torch_engine():
     (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match='engine="torch"'):
         grad.sum().backward()
-
-
-# torch.compile ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_operators_as_torch_checks_them():
-    q, k, v = (x.requires_grad_() for x in tensors(60))
-    numbers = [0], [20, 20], [24, 3, 16, 4], [1.0, 0.6, 0.0]
-    mask = torch.rand(2, 60, generator=torch.Generator().manual_seed(3)) > 0.2
-    torch.library.opcheck(autograd.forward, (q, k, v, None, None, [], *numbers, True, True, True))
-    torch.library.opcheck(autograd.forward, (q, k, v, mask, None, [], *numbers, True, False, True))
-
-
-def nodes_of(function, *inputs):
-    """The compiled function's result, and the operators of this library in its graph."""
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    out = torch.compile(function, fullgraph=True, backend=backend)(*inputs)
-    found = [str(n.target) for graph in graphs for n in graph.graph.nodes if "linattn" in str(n.target)]
-    return out, [x.removesuffix(".default").split(".")[-1] for x in found]
-
-
-@pytest.mark.parametrize(
-    ("name", "masked"), [("plain", False), ("budgets", True), ("ALiBi", False), ("table and cap", True)]
-)
-def test_compile_sees_one_node_and_its_gradient(name, masked):
-    kernel, tokens = NearFar(**{**SMALL, **OPTIONS[name]}), tensors(150)
-    mask = torch.rand(2, 150, generator=torch.Generator().manual_seed(3)) > 0.2 if masked else None
-
-    def function(q, k, v):
-        return attention(q * 2, k, v, kernel=kernel, key_mask=mask, engine="native", **CAUSAL)
-
-    leaves = [x.requires_grad_() for x in tokens]
-    out, nodes = nodes_of(function, *leaves)
-    assert nodes == ["nearfar"]
-    expected = function(*leaves)
-    assert error(out, expected) < 1e-6
-    found = [torch.autograd.grad((x * weights(x)).sum(), leaves) for x in (out, expected)]
-    assert all(error(x, y) < 1e-6 for x, y in zip(*found, strict=True))
-    with torch.no_grad():
-        assert nodes_of(function, *leaves)[1] == ["nearfar"]
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_compile_returns_a_state_and_other_lengths(train):
-    kernel = NearFar(**SMALL)
-
-    def function(q, k, v):
-        return attention(q, k, v, kernel=kernel, return_state=True, **CAUSAL)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for N in (150, 40, 161):
-        leaves = [x.requires_grad_(train) for x in tensors(N)]
-        (out, state), (expected, eager) = compiled(*leaves), function(*leaves)
-        assert error(out, expected) < 1e-6
-        for name, x in eager.tensors().items():
-            torch.testing.assert_close(state.tensors()[name], x, msg=name)
-        if train:
-            sums = [x.square().sum() + s.near.sum() + s.slots.sum() for x, s in ((out, state), (expected, eager))]
-            found = [torch.autograd.grad(x, leaves) for x in sums]
-            assert all(error(x, y) < 1e-6 for x, y in zip(*found, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch's compiler needs a C++ compiler"
-)
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler, about torch itself
-def test_compile_to_machine_code():
-    torch._dynamo.reset()
-    kernel, leaves = NearFar(**SMALL), [x.requires_grad_() for x in tensors(150)]
-
-    def function(q, k, v):
-        return attention(q.cos(), k, v, kernel=kernel, **CAUSAL).square()
-
-    out, expected = torch.compile(function, fullgraph=True)(*leaves), function(*leaves)
-    assert error(out, expected) < 1e-5
-    found = [torch.autograd.grad(x.sum(), leaves) for x in (out, expected)]
-    assert all(error(x, y) < 1e-5 for x, y in zip(*found, strict=True))

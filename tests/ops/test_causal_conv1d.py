@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import linattn
 import scan_support as support
 from linattn.ops.causal_conv1d import shifts
+from linattn.ops.causal_conv1d.call import CausalConv1dCall
 from linattn.states import ConvState, ScanState
 from scan_support import close, compare, conv_inputs, draw
 
@@ -124,7 +125,7 @@ def test_half_inputs_are_computed_in_float32(engine, dtype):
     state = ConvState("causal_conv1d", inputs.pop("state"))
     out, last = linattn.causal_conv1d(**inputs, state=state, activation="silu", return_state=True, engine=engine)
     wide = {name: x.double() for name, x in inputs.items()}
-    expected = support.causal_conv1d(**wide, state=state.inputs.double(), silu=True)[0]
+    expected = support.causal_conv1d(CausalConv1dCall(**wide, state=state.inputs.double(), silu=True))[0]
     assert (out.dtype, last.inputs.dtype) == (dtype, dtype)
     close(out, expected.to(dtype), 1e-2 if dtype == torch.bfloat16 else 2e-3)
     assert torch.equal(last.inputs, inputs["x"][..., -3:])

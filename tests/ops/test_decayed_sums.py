@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linattn.ops.decayed_sums import chunk
+from linattn.ops.decayed_sums.call import DecayedSumsCall
 from rules_support import assert_same, make
 
 
@@ -46,10 +47,10 @@ def test_a_million_equal_tokens():
     tokens = 2**20
     one = torch.ones(1, 1, tokens, 1)
     third = one / 3
-    out, final = chunk.decayed_sums(one, one, third, None, None, None, None, scale=1.0)
+    out, final = chunk.decayed_sums(DecayedSumsCall(one, one, third))
     assert abs(final.item() * 3 / tokens - 1) < 1e-4
     g = torch.full((1, 1, 2**16), -1e-3)
     one, third = one[:, :, : 2**16], third[:, :, : 2**16]
-    _, decayed = chunk.decayed_sums(one, one, third, g, None, None, None, scale=1.0)
+    _, decayed = chunk.decayed_sums(DecayedSumsCall(one, one, third, g))
     assert decayed.item() == pytest.approx(1 / 3 / -torch.expm1(torch.tensor(-1e-3)).item(), rel=1e-4)
     assert torch.isfinite(out).all()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linattn.ops.delta_rule import chunk
+from linattn.ops.delta_rule.call import DeltaRuleCall
 from linattn.ops.delta_rule.reference import normalized
 from linattn.ops.delta_rule.transition import combine, transition
 from rules_support import DECAYS, assert_chunked_equals_definition, assert_same, make, results
@@ -41,7 +42,7 @@ def test_beta_of_two_tracks_parity():
     bits = (torch.rand(1, 1, 300, generator=torch.Generator().manual_seed(0)) < 0.5).double()
     one = torch.ones(1, 1, 300, 1, dtype=torch.float64)
     start = torch.ones(1, 1, 1, 1, dtype=torch.float64)
-    out, _ = chunk.delta_rule(one, one, 0 * one, 2 * bits, None, None, None, start, scale=1.0, normalize_qk=False)
+    out, _ = chunk.delta_rule(DeltaRuleCall(one, one, 0 * one, 2 * bits, state=start))
     assert torch.equal(out.flatten(), 1 - 2 * (bits.flatten().cumsum(0) % 2))
 
 
@@ -55,7 +56,7 @@ def test_beta_of_two_composes_permutations():
     beta = torch.full((1, 1, 200), 2.0, dtype=torch.float64)
     value = torch.zeros(1, 1, 200, 1, dtype=torch.float64)
     key = key.reshape(1, 1, 200, 3)
-    _, final = chunk.delta_rule(key, key, value, beta, None, None, None, state, scale=1.0, normalize_qk=False)
+    _, final = chunk.delta_rule(DeltaRuleCall(key, key, value, beta, state=state))
     places = [10.0, 20.0, 30.0]
     for i, j in pairs.tolist():
         places[i], places[j] = places[j], places[i]
@@ -88,7 +89,9 @@ def test_transitions_compose(decay):
     maps = []
     for start, end in ((0, 70), (70, 150)):
         cut = inputs.tokens(start, end)
-        maps.append(transition(cut.key, cut.value, cut.beta, cut.log_decay, cut.mask, normalize_qk=True))
+        maps.append(
+            transition(DeltaRuleCall(cut.key, cut.key, cut.value, cut.beta, cut.log_decay, cut.mask, normalize_qk=True))
+        )
     local, moved = combine(*maps)
     final = moved @ inputs.state + local
     assert_same({"final": final}, {"final": expected})

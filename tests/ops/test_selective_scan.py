@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import linattn
 import scan_support as support
 from linattn.ops.selective_scan import chunk
+from linattn.ops.selective_scan.call import SelectiveScanCall
 from linattn.states import ConvState, ScanState
 from scan_support import OPTIONAL, close, compare, draw, scan_inputs
 
@@ -51,9 +52,8 @@ def test_any_split_is_one_call(b, groups, each, n, t, native, cut):
     )
     close(torch.cat([first, rest], -1), whole, 1e-5)
     close(last.h, end.h, 1e-5)
-    truth = support.selective_scan(
-        **{name: x.double() for name, x in {**inputs, **fixed}.items()}, state=h.h.double(), delta_softplus=True
-    )
+    wide = {name: x.double() for name, x in {**inputs, **fixed}.items()}
+    truth = support.selective_scan(SelectiveScanCall(**wide, state=h.h.double(), delta_softplus=True))
     close(whole, truth[0], 3e-4)
     close(end.h, truth[1], 3e-4)
 

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm_python
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sequence_parallel.py")
 OPTIONS = ["--steps", "7", "--length", "101", "--batch", "2", "--every", "3"]
@@ -20,23 +20,12 @@ def losses(path: Path) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_a_killed_process_costs_no_more_than_the_steps_since_the_last_checkpoint(tmp_path):
-    alone = [sys.executable, EXAMPLE, *OPTIONS, "--losses", str(tmp_path / "one")]
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-    ]
-    shared = [*torchrun, EXAMPLE, *OPTIONS, "--sequence", "2", "--losses", str(tmp_path / "two"), "--kill-at", "5"]
-    subprocess.run(alone, check=True, capture_output=True, timeout=300)
+    warm_python.run(EXAMPLE, *OPTIONS, "--losses", str(tmp_path / "one"), check=True)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    shared = [EXAMPLE, *OPTIONS, "--sequence", "2", "--losses", str(tmp_path / "two"), "--kill-at", "5"]
     shared += ["--checkpoint", str(tmp_path / "checkpoint")]
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run(shared, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = warm_python.run(*torchrun, *shared, environment=environment, check=True)
     assert "going on after step 3" in done.stdout
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert list(one) == list(range(1, 8)) == sorted(two)

@@ -9,7 +9,7 @@ from parallel_support import Pool
 
 @pytest.mark.parametrize("how", ["kill", "sleep"])
 def test_a_lost_process_is_an_error_on_the_others(how):
-    pool = Pool(world=3, timeout=10.0)
+    pool = Pool(world=3, timeout=5.0)
     pool.run(3, "parallel_cases.processor_time")  # all have started
     begun = time.monotonic()
     pool.start(3, "parallel_cases.many_layers", 1, how)

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,6 +12,7 @@ pytest.importorskip("openai")
 import httpx
 import openai
 
+from cli_support import process
 from serve_support import text_of
 
 KEY = {"Authorization": "Bearer secret"}
@@ -69,11 +68,15 @@ def test_every_chunk_has_a_finish_reason_and_the_stream_ends_with_done(http):
 
 
 def test_several_answers_seeds_and_stops(client):
-    many = ask(client, n=3, temperature=1.5, seed=7, top_p=0.9)
+    options = {"n": 3, "temperature": 1.5, "seed": 7, "top_p": 0.9}
+    many = ask(client, logprobs=True, **options)
     texts = [choice.message.content for choice in many.choices]
     assert len(set(texts)) == 3
-    assert [c.message.content for c in ask(client, n=3, temperature=1.5, seed=7, top_p=0.9).choices] == texts
-    assert many.usage.completion_tokens == 60
+    assert [c.message.content for c in ask(client, **options).choices] == texts
+    shown = [len(choice.logprobs.content) for choice in many.choices]
+    ended = [choice.finish_reason == "stop" for choice in many.choices]  # by the model's end token, which counts, too
+    assert [count < 20 for count in shown] == ended
+    assert many.usage.completion_tokens == sum(shown) + sum(ended)
     text = ask(client).choices[0].message.content
     stop = next(c for c in text[3:] if c.isprintable() and c != " ")
     stopped = ask(client, stop=[stop, "never there"]).choices[0]
@@ -258,8 +261,7 @@ def _metric(http, name):
 
 
 def test_a_server_open_to_others_needs_a_key(served_folder):
-    words = [sys.executable, "-m", "linattn", "serve", "--model", str(served_folder), "--host", "0.0.0.0"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = process(["serve", "--model", str(served_folder), "--host", "0.0.0.0"])
     assert done.returncode == 2
     assert "--api-key" in done.stderr
     assert done.stderr.count("\n") == 1

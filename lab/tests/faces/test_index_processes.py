@@ -1,8 +1,5 @@
 """The index under kills, and shared by processes and threads."""
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import warm_python
 from face_rows import DIM, faces, unit
 from linattn_lab.faces.index import FaceIndex
 from linattn_lab.faces.index import face_index as index_module
@@ -64,15 +62,12 @@ class TestKilled:
             "    print(i, flush=True)\n"
         )
         folder = tmp_path / "index"
-        with subprocess.Popen(
-            [sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
+        with warm_python.Process("-c", script, str(folder)) as process:
             said = -1
             while said < 60:
                 said = int(process.stdout.readline())
             time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             rest = process.stdout.read().split("\n")[:-1]  # what follows the last line end was cut off
             said = int(rest[-1]) if rest else said
         index = FaceIndex(folder)
@@ -99,11 +94,8 @@ class Writers:
     """Processes that add faces to one index at the same time, each its own. Leaving the `with` ends them."""
 
     def __init__(self, folder, processes, count):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.processes = [
-            subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(i), str(count)], **pipes)
-            for i in range(processes)
-        ]
+        words = ["-c", WRITER, str(folder)]
+        self.processes = [warm_python.Process(*words, str(i), str(count)) for i in range(processes)]
         for process in self.processes:
             assert process.stdout.readline() == "ready\n"
         for process in self.processes:
@@ -115,8 +107,8 @@ class Writers:
 
     def __exit__(self, *_):
         for process in self.processes:
-            process.kill()
-            process.communicate()
+            with process:
+                pass
 
     def finish(self):
         """Files whose add() returned; each process must end well."""

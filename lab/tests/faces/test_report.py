@@ -115,6 +115,13 @@ def made_up_results(jobs):
     return results
 
 
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Bootstraps of 40 draws instead of 400."""
+    monkeypatch.setattr(evaluate, "_draws", partial(evaluate._draws, draws=40))
+
+
+@pytest.mark.usefixtures("few_draws")
 def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     from linattn_lab.faces.reports import plots as pictures
     from linattn_lab.faces.reports import report_page as page
@@ -152,8 +159,8 @@ def test_the_report_has_its_figures_tables_and_plots(tmp_path):
     assert "http" not in text
 
 
-def test_published_figures_are_those_of_the_report_with_intervals_over_people(monkeypatch):
-    monkeypatch.setattr(evaluate, "_draws", partial(evaluate._draws, draws=40))
+@pytest.mark.usefixtures("few_draws")
+def test_published_figures_are_those_of_the_report_with_intervals_over_people():
     part = study.Study(Recipe(), seeds=1, ablations=False)
     part.ablations = {"dimension": {"32": protocol.over_folds(protocol.variant(Recipe(), dim=32), 0)}}
     results, generator = made_up_results(part.jobs()), np.random.default_rng(1)
@@ -174,7 +181,16 @@ def test_published_figures_are_those_of_the_report_with_intervals_over_people(mo
         assert published[f"mining|random, 150 steps|{name}"].seeds == (0,)
 
 
-def test_jobs_are_kept_and_not_done_again(tmp_path):
+def test_jobs_are_kept_and_not_done_again(tmp_path, monkeypatch):
+    """Here without worker processes: those are started in the test of the command."""
+    done = []
+
+    def run_here(jobs, folder, workers, show):
+        for job in jobs:
+            done.append(job)
+            protocol._keep(job, folder)
+
+    monkeypatch.setattr(protocol, "_run_missing", run_here)
     tiny = Recipe(NetworkSpec("tiny", (32, 24), 1, 16), steps=1, people=4, pictures=2)
     job = protocol.Job(tiny, fold=1, seed=0, people=5, jpeg=True)
     found = protocol.run_jobs([job, job], tmp_path, workers=1)[job]
@@ -184,11 +200,13 @@ def test_jobs_are_kept_and_not_done_again(tmp_path):
     before = kept.stat().st_mtime_ns
     again = protocol.run_jobs([job], tmp_path, workers=1)[job]
     assert kept.stat().st_mtime_ns == before
+    assert done == [job]
     assert (again["vectors"] == found["vectors"]).all()
     assert replace(job, seed=1).name() != job.name()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_the_report_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
     """It continues one that was stopped: all trainings but one of the default and one of harmonic embeddings are kept."""
     whole = study.Study(

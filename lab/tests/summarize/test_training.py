@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+import warm_python
 from linattn.cli import main
 from linattn_lab.summarize.pairs import Pair, write_pairs
 from linattn_lab.summarize.summarizer import SHIPPED, Summarizer
@@ -149,9 +148,10 @@ def test_two_processes_have_the_losses_of_one(folder, trained, tmp_path):
     alone, both = tmp_path / "alone", tmp_path / "both"
     assert train(folder, alone, "--dropout", "0", "--steps", "10") == 0
     flags = ["--data", str(folder), "--out", str(both), *FLAGS, "--dropout", "0", "--steps", "10"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "-m", "linattn", "lab", "summarize", "train", *flags], check=True, env=environment)
+    words = [*torchrun, "-m", "linattn", "lab", "summarize", "train", *flags]
+    warm_python.run(*words, environment=environment, check=True)
     one, two = (json.loads((path / "log.json").read_text())["history"]["train"] for path in (alone, both))
     assert [x for _, x in two] == pytest.approx([x for _, x in one], rel=1e-3)
 

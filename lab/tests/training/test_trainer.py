@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import warm_python
 from linattn.cli import main
 from linattn_lab.training.config import TrainConfig, add_flags, batches, config_from, schedule
 from linattn_lab.training.lock import FolderInUse, training_lock
@@ -68,23 +67,19 @@ def test_a_run_in_two_halves_has_the_losses_of_one(tmp_path):
 @contextmanager
 def slow_run(folder):
     """A training of many seconds in a process of its own, past its first checkpoint, killed at the end."""
-    with subprocess.Popen([sys.executable, TASK, "slow", str(folder)]) as process:
-        try:
-            start = time.monotonic()
-            while not (folder / "checkpoint.safetensors").exists() and time.monotonic() - start < 120:
-                time.sleep(0.05)
-            assert process.poll() is None
-            yield process
-        finally:
-            process.kill()
+    with warm_python.Process(TASK, "slow", str(folder)) as process:
+        start = time.monotonic()
+        while not (folder / "checkpoint.safetensors").exists() and time.monotonic() - start < 120:
+            time.sleep(0.05)
+        assert process.poll() is None
+        yield process
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_losses(tmp_path):
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
     with slow_run(tmp_path / "run") as process:
         time.sleep(0.5)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         assert process.wait() == -signal.SIGKILL
     resumed = make(tmp_path / "run", steps=400, checkpoint_every=5)
     resumed.load(checkpoint)
@@ -92,12 +87,10 @@ def test_a_killed_run_resumes_to_the_same_losses(tmp_path):
     assert resumed.run(show=False) == make(None, steps=400, checkpoint_every=5).run(show=False)
 
 
-@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one(tmp_path):
     (tmp_path / "run").mkdir()
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*words, TASK, "shared", str(tmp_path / "run")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for done in warm_python.run_ranks(2, TASK, "shared", str(tmp_path / "run")):
+        assert done.returncode == 0, done.stderr
     shared = json.loads((tmp_path / "run" / "history.json").read_text())
     alone = make(None, dropout=0.0).run(show=False)
     for kind in ("train", "validation"):
@@ -125,15 +118,12 @@ def test_a_second_training_in_a_folder_is_refused_and_a_killed_one_goes_on(tmp_p
     assert make(tmp_path / "run", steps=400, checkpoint_every=5).run(show=False)["train"][-1][0] == 400
 
 
-@pytest.mark.slow
-def test_under_torchrun_every_process_is_told_that_the_folder_is_taken(tmp_path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_every_process_of_a_run_is_told_that_the_folder_is_taken(tmp_path):
     with training_lock(tmp_path):
-        done = subprocess.run([*words, TASK, "refused", str(tmp_path)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = sorted(done.stdout.splitlines())
-    assert [line[0] for line in lines] == ["0", "1"]
-    assert all(re.search(REFUSED, line) for line in lines)
+        both = warm_python.run_ranks(2, TASK, "refused", str(tmp_path))
+    for rank, done in enumerate(both):
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(f"{rank}: {REFUSED}.*\n", done.stdout)
 
 
 def test_the_folder_is_free_again_after_a_training_an_error_and_for_the_same_thread(tmp_path):

@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-bits",
         type=int,
-        choices=(16, 32),
-        default=16,
-        help="of the keys and values in near/far's states, and in those of --baselines (default 16)",
+        choices=(8, 16, 32),
+        default=8,
+        help="of the keys and values in near/far's states, and in those of --baselines (default 8)",
     )
     parser.add_argument(
         "--recall",

@@ -9,8 +9,7 @@ from ..engines.native import available
 from ..engines.native.ffi import library
 from ..kernels import Kernel, KernelName, Softmax
 from ..kernels.names import CONSTANTS, constant
-from ..nearfar import NearFar
-from ..nearfar.native_fast_path import fast_path as nearfar_fast_path
+from ..nearfar import NearFar, native_fast_path
 from ..ops.packing import CuSeqlens
 from ..states import LinearState, State
 from ..states.recurrent import RecurrentState
@@ -232,8 +231,10 @@ def _fast_path(
     if made is None:
         made = constant(kernel, query)
     if isinstance(made, NearFar):
-        found = nearfar_fast_path(query, key, value, made, scale, state, enable_gqa) if is_causal else None
-        return found if found is None or return_state else found[0]
+        if is_causal:
+            return native_fast_path.causal(query, key, value, made, scale, enable_gqa, state, return_state)
+        stateless = state is None and not return_state
+        return native_fast_path.bidirectional(query, key, value, made, scale, enable_gqa) if stateless else None
     if isinstance(made, Softmax):
         return None
     if state is None and not return_state:

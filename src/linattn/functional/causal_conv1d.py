@@ -1,7 +1,7 @@
 """linattn.causal_conv1d: the short depthwise convolution in front of most linear-attention layers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 from torch import Tensor
@@ -11,11 +11,12 @@ from ..engines.native import causal_conv1d as native
 from ..engines.plan import rule_refusal, serves_natively
 from ..kernels.base import compute_dtype
 from ..ops.causal_conv1d import shifts
+from ..ops.causal_conv1d.call import CausalConv1dCall
 from ..ops.packing import read_packing
 from ..states import ConvState, State
 from . import routing
 from .checks import check_mask
-from .scan_checks import check_device, check_shape, check_tensor, read_state
+from .scan_checks import check_device, check_shape, check_tensor, check_tokens, read_state
 
 LEAST_WIDTH, MOST_WIDTH = 2, 8
 Activation = Literal["silu"] | None
@@ -111,19 +112,10 @@ def causal_conv1d(
         in float64 if x is float64.
     """
     if (router := routing.current()) is not None:
-        served: Tensor | tuple[Tensor, ConvState] = router.function("causal_conv1d")(
-            *(x, weight, bias),
-            activation=activation,
-            state=state,
-            return_state=return_state,
-            key_mask=key_mask,
-            cu_seqlens=cu_seqlens,
-            engine=engine,
-        )
-        return served
-    x = check_tensor("x", x, "(..., channels, tokens)")
-    if x.dim() < 2:
-        raise ValueError(f"x must be (..., channels, tokens), got {tuple(x.shape)}.")
+        more = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "return_state": return_state, "engine": engine}
+        convolve: Callable[..., Tensor | tuple[Tensor, ConvState]] = router.function("causal_conv1d")
+        return convolve(x, weight, bias, activation=activation, state=state, **more)
+    x = check_tokens("x", x)
     *batch, channels, tokens = x.shape
     weight = _check_weight(weight, x)
     if bias is not None:
@@ -147,7 +139,7 @@ def causal_conv1d(
         x = x.reshape(b, channels, tokens)
     if inputs is not None and inputs.dim() != 3:
         inputs = inputs.reshape(math.prod(state_batch), channels, carried)
-    out, last = _run(engine, x, weight, bias, mask, bounds, inputs, activation == "silu")
+    out, last = _run(engine, CausalConv1dCall(x, weight, bias, inputs, bounds, activation == "silu", mask))
     if len(batch) != 1:
         out = out.reshape(*batch, channels, tokens)
     if len(state_batch) != 1:
@@ -155,24 +147,12 @@ def causal_conv1d(
     return (out, ConvState("causal_conv1d", last)) if return_state else out
 
 
-def _run(
-    engine: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    bounds: Sequence[int] | None,
-    state: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.causal_conv1d) by one of the engines."""
-    if serves_natively(engine, rule_refusal(x, weight, bias, mask, state)) and x.numel():
-        return native.causal_conv1d(x, weight, bias, mask, bounds, state, silu=silu)
-    dtype = compute_dtype(x.dtype)
-    wide, weight = x.to(dtype), weight.to(dtype)
-    bias, state = (None if y is None else y.to(dtype) for y in (bias, state))
-    out, last = shifts.causal_conv1d(wide, weight, bias, mask, bounds, state, silu=silu)
-    return out.to(x.dtype), last.to(x.dtype)
+def _run(engine: str, call: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """By one of the engines."""
+    if serves_natively(engine, rule_refusal(*call[:4], call.mask)) and call.x.numel():
+        return native.causal_conv1d(call)
+    out, last = shifts.causal_conv1d(call.to(compute_dtype(call.x.dtype)))
+    return out.to(call.x.dtype), last.to(call.x.dtype)
 
 
 def _check_weight(weight: object, x: Tensor) -> Tensor:

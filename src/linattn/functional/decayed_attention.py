@@ -94,9 +94,7 @@ def decode(
         return None
     rule = made.signature(scale, query.shape[-1]) + UNNORMALIZED
     factor = 1.0 if scale is None else float(scale)
-    return one_token(
-        rule, query, key, value, None, log_decay, state, enable_gqa=enable_gqa, scale=factor, donate=donate
-    )
+    return one_token(rule, (query, key, value, None, log_decay), (factor, False, enable_gqa), state, donate)
 
 
 def attend(arguments: Arguments) -> Tensor | tuple[Tensor, State]:

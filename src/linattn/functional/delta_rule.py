@@ -1,6 +1,5 @@
 """linattn.delta_rule: DeltaNet, the gated delta rule and Kimi delta attention."""
 
-import math
 from typing import Literal, overload
 
 from torch import Tensor
@@ -9,10 +8,9 @@ from ..engines.native import delta_rule as native
 from ..ops.delta_rule import chunk
 from ..ops.packing import CuSeqlens
 from ..states.base import State
-from ..states.recurrent import RecurrentState
 from . import routing
 from .checks import check_scale, check_tokens
-from .recurrent import EngineName, choose, read_call
+from .recurrent import EngineName, RuleArguments, choose, read_call
 from .recurrent_fast_path import decode, prefill
 
 
@@ -135,23 +133,6 @@ def delta_rule(
         (..., heads, T, value dim) of query's dtype, with the larger of query heads and value heads; with return_state,
         that and a State.
     """
-    if routing.open_contexts and (router := routing.current()) is not None:
-        served: Tensor | tuple[Tensor, State] = router.function("delta_rule")(
-            query,
-            key,
-            value,
-            beta=beta,
-            log_decay=log_decay,
-            scale=scale,
-            normalize_qk=normalize_qk,
-            key_mask=key_mask,
-            enable_gqa=enable_gqa,
-            cu_seqlens=cu_seqlens,
-            state=state,
-            return_state=return_state,
-            engine=engine,
-        )
-        return served
     if scale is not None:
         check_scale(scale)
     if not isinstance(beta, Tensor):
@@ -161,47 +142,22 @@ def delta_rule(
         )
     if not isinstance(query, Tensor) or query.dim() < 2 or query.shape[-1] == 0:
         check_tokens(query, key, value)  # says what is wrong
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
-    if key_mask is None and cu_seqlens is None and engine in ("auto", "native"):
-        tokens, options = (query, key, value, beta, log_decay), (enable_gqa, scale, normalize_qk)
-        quick = _fast_path(tokens, options, state, donate_state and return_state)
+    router = routing.current() if routing.open_contexts else None
+    tokens = query, key, value, beta, log_decay
+    if key_mask is None and cu_seqlens is None and engine in ("auto", "native") and router is None:
+        options = scale, normalize_qk, enable_gqa
+        if state is not None and query.shape[-2] == 1:
+            quick = decode("delta_rule", tokens, options, state, donate_state and return_state)
+        else:
+            quick = prefill(tokens, options, state)
         if quick is not None:
             return quick if return_state else quick[0]
-    call = read_call(
-        "delta_rule",
-        query,
-        key,
-        value,
-        beta=beta,
-        log_decay=log_decay,
-        key_mask=key_mask,
-        enable_gqa=enable_gqa,
-        cu_seqlens=cu_seqlens,
-        state=state,
+    arguments = RuleArguments(
+        *tokens, scale, normalize_qk, key_mask, enable_gqa, cu_seqlens, state, return_state, engine
     )
-    rule = native.delta_rule if choose(engine, call) else chunk.delta_rule
-    out, final = call.run(rule, scale=scale, normalize_qk=normalize_qk)
+    if router is not None:
+        served: Tensor | tuple[Tensor, State] = router.function("delta_rule")(**arguments._asdict())
+        return served
+    call = read_call("delta_rule", arguments)
+    out, final = call.run(native.delta_rule if choose(engine, call) else chunk.delta_rule)
     return (call.rows(out), call.state_after(final)) if return_state else call.rows(out)
-
-
-def _fast_path(
-    tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    options: tuple[bool, float, bool],
-    state: State | None,
-    donate: bool,
-) -> tuple[Tensor, State] | None:
-    """Calls without masks that the native engine serves with little Python; None if the call is not eligible."""
-    enable_gqa, scale, normalize_qk = options
-    if state is not None and tokens[0].shape[-2] == 1:
-        return decode(
-            "delta_rule",
-            *tokens,
-            state,
-            enable_gqa=enable_gqa,
-            scale=scale,
-            normalize_qk=normalize_qk,
-            donate=donate,
-        )
-    if state is not None and (not isinstance(state, RecurrentState) or state.kernel != "delta_rule"):
-        return None
-    return prefill(*tokens, state, enable_gqa=enable_gqa, scale=scale, normalize_qk=normalize_qk)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from ..engines.call import EngineName as EngineName
 from ..engines.plan import rule_refusal, serves_natively
 from ..kernels.base import compute_dtype
+from ..ops.decayed_sums.call import DecayedSumsCall
+from ..ops.delta_rule.call import DeltaRuleCall
 from ..ops.packing import CuSeqlens, read_packing
 from ..states.base import State
 from ..states.recurrent import RecurrentState
@@ -24,52 +27,65 @@ from .recurrent_checks import (
     read_state,
 )
 
-Rule = Callable[..., tuple[Tensor, Tensor]]
+
+class RuleArguments(NamedTuple):
+    """The arguments of linattn.delta_rule, as they were given; those of decayed sums have no beta."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    beta: Tensor | None = None
+    log_decay: Tensor | None = None
+    scale: float | None = None
+    normalize_qk: bool = False
+    key_mask: Tensor | None = None
+    enable_gqa: bool = False
+    cu_seqlens: CuSeqlens | None = None
+    state: State | None = None
+    return_state: bool = False
+    engine: EngineName = "auto"
+
+    def scale_or_default(self) -> float:
+        return 1 / math.sqrt(self.query.shape[-1]) if self.scale is None else float(self.scale)
+
+    def of_sums(self) -> dict[str, Any]:
+        """Those that decayed sums have, by name."""
+        return {name: x for name, x in self._asdict().items() if name not in ("beta", "normalize_qk")}
 
 
 @dataclass(frozen=True)
-class Call:
-    """Checked arguments of a rule, in canonical form.
+class CheckedCall:
+    """A call in canonical form, and what its results need to get the caller's dimensions.
 
     batch: the call's batch dimensions. flat: the tokens came without a head dimension. given: the state that was passed.
     """
 
     rule: str
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    beta: Tensor | None
-    log_decay: Tensor | None
-    mask: Tensor | None
-    bounds: list[int] | None
-    state: Tensor | None
+    inputs: DeltaRuleCall | DecayedSumsCall
     batch: tuple[int, ...]
     flat: bool
     given: RecurrentState | None
 
-    def run(self, rule: Rule, **options: float | bool) -> tuple[Tensor, Tensor]:
+    def run(self, rule: Callable[[Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """rows (B, Ho, T, M) and last states (B * n, H, D, M), with autocast disabled."""
-        gates = (self.log_decay,) if self.beta is None else (self.beta, self.log_decay)
-        tokens = self.query, self.key, self.value
-        if self.query.is_meta:
+        inputs = self.inputs
+        if inputs.query.is_meta:
             return self._shapes()
-        device = self.query.device.type
+        device = inputs.query.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            out, final = rule(*tokens, *gates, self.mask, self.bounds, self.state, **options)
-        named = {"query": self.query, "key": self.key, "value": self.value, "beta": self.beta}
-        check_finite(out, self.mask, **named, log_decay=self.log_decay, **{"the state's S": self.state})
+            out, final = rule(inputs)
+        check_finite(out, inputs)
         return out, final
 
     def _shapes(self) -> tuple[Tensor, Tensor]:
         """For meta tensors: empty results of the right shapes."""
-        B, H, T, M = self.value.shape
-        out = self.query.new_empty(B, max(self.query.shape[1], H), T, M)
-        dtype = compute_dtype(self.query.dtype)
-        return out, self.query.new_empty(B * self.sequences, H, self.query.shape[-1], M, dtype=dtype)
+        query, (B, H, T, M) = self.inputs.query, self.inputs.value.shape
+        out = query.new_empty(B, max(query.shape[1], H), T, M)
+        return out, query.new_empty(B * self.sequences, H, query.shape[-1], M, dtype=compute_dtype(query.dtype))
 
     @property
     def sequences(self) -> int:
-        return 1 if self.bounds is None else len(self.bounds) - 1
+        return 1 if self.inputs.cu_seqlens is None else len(self.inputs.cu_seqlens) - 1
 
     def rows(self, out: Tensor) -> Tensor:
         """The output with the caller's dimensions."""
@@ -78,36 +94,25 @@ class Call:
 
     def state_after(self, final: Tensor) -> RecurrentState:
         """The state after the call."""
-        batch = self.batch if self.bounds is None else (*self.batch, self.sequences)
+        batch = self.batch if self.inputs.cu_seqlens is None else (*self.batch, self.sequences)
         seen = self._count().reshape(*batch, 1).expand(*batch, final.shape[1])
         tokens = seen.clone() if self.given is None else self.given.tokens + seen
         return RecurrentState(self.rule, final.reshape(*batch, *final.shape[1:]), tokens)
 
     def _count(self) -> Tensor:
         """Tokens of every sequence that are not masked, (B, n)."""
-        B, T = self.value.shape[0], self.value.shape[2]
-        bounds = [0, T] if self.bounds is None else self.bounds
-        ends = torch.tensor(bounds, device=self.query.device)
-        if self.mask is None:
-            return ends.diff().expand(B, -1)
-        counted = torch.nn.functional.pad(self.mask.cumsum(-1), (1, 0))  # (B, T + 1)
+        value, mask = self.inputs.value, self.inputs.mask
+        bounds = [0, value.shape[2]] if self.inputs.cu_seqlens is None else self.inputs.cu_seqlens
+        ends = torch.tensor(bounds, device=value.device)
+        if mask is None:
+            return ends.diff().expand(value.shape[0], -1)
+        counted = torch.nn.functional.pad(mask.cumsum(-1), (1, 0))  # (B, T + 1)
         return counted[:, ends].diff(dim=-1)
 
 
-def read_call(
-    rule: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    log_decay: Tensor | None,
-    key_mask: Tensor | None,
-    enable_gqa: bool,
-    cu_seqlens: CuSeqlens | None,
-    state: State | None,
-    beta: Tensor | None = None,
-) -> Call:
+def read_call(rule: str, arguments: RuleArguments) -> CheckedCall:
     """Checks everything; a ValueError or TypeError says what is wrong."""
+    query, key, value, beta, log_decay, _, normalize_qk, key_mask, enable_gqa, cu_seqlens, state, *_ = arguments
     check_same_tokens(query, key, value)
     flat = query.dim() == 2
     if flat:
@@ -131,7 +136,13 @@ def read_call(
     S = None if state is None else read_state(state, rule, state_batch, query, value)
     given = state if isinstance(state, RecurrentState) else None
     query, key, value = (_one_batch(x.resolve_neg(), batch) for x in (query, key, value))
-    return Call(rule, query, key, value, beta, log_decay, mask, bounds, S, batch, flat, given)
+    rest = log_decay, mask, bounds, S, arguments.scale_or_default()
+    inputs: DeltaRuleCall | DecayedSumsCall
+    if beta is None:
+        inputs = DecayedSumsCall(query, key, value, *rest)
+    else:
+        inputs = DeltaRuleCall(query, key, value, beta, *rest, normalize_qk)
+    return CheckedCall(rule, inputs, batch, flat, given)
 
 
 def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
@@ -141,6 +152,6 @@ def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     return x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:])
 
 
-def choose(engine: str, call: Call) -> bool:
+def choose(engine: str, call: CheckedCall) -> bool:
     """Whether the native engine serves the call; "native" says why if it cannot."""
-    return serves_natively(engine, rule_refusal(call.query, call.key, call.value))
+    return serves_natively(engine, rule_refusal(*call.inputs[:3]))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.base import compute_dtype, is_plain
+from ..ops.decayed_sums.call import DecayedSumsCall
+from ..ops.delta_rule.call import DeltaRuleCall
 from ..ops.run import hide
 from ..states.recurrent import RecurrentState
 from .checks import check_tokens
@@ -119,7 +121,7 @@ def read_state(state: object, rule: str, batch: tuple[int, ...], query: Tensor, 
     return S.reshape(math.prod(batch), *S.shape[len(batch) :])
 
 
-def check_finite(out: Tensor, mask: Tensor | None, **inputs: Tensor | None) -> None:
+def check_finite(out: Tensor, call: DeltaRuleCall | DecayedSumsCall) -> None:
     """NaN or infinity in the result is an error that names its source. Masked tokens may hold anything.
 
     Every state is read by the last row of its sequence, so that the rows show what the states hold.
@@ -127,13 +129,13 @@ def check_finite(out: Tensor, mask: Tensor | None, **inputs: Tensor | None) -> N
     if not is_plain(out) or math.isfinite(out.detach().sum()) or bool(torch.isfinite(out).all()):
         return
     guilty = []
-    for name, x in inputs.items():
-        if x is None:
+    for name, x in call._asdict().items():
+        if not isinstance(x, Tensor) or name == "mask":
             continue
-        if mask is not None and name not in ("query", "the state's S"):
-            x = hide(mask.unsqueeze(1), x)
+        if call.mask is not None and name not in ("query", "state"):
+            x = hide(call.mask.unsqueeze(1), x)
         if not bool(torch.isfinite(x).all()):
-            guilty.append(name)
+            guilty.append("the state's S" if name == "state" else name)
     if guilty:
         raise ValueError(
             f"{' and '.join(guilty)} must be finite, but hold NaN or infinity: the state would spread them."

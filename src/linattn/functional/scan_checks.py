@@ -1,4 +1,4 @@
-"""Checks and engine choice that selective_scan and causal_conv1d share."""
+"""Checks that selective_scan and causal_conv1d share."""
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ def check_tensor(name: str, x: object, needed: str) -> Tensor:
     return x if torch.compiler.is_compiling() or not x.is_neg() else x.resolve_neg()
 
 
+def check_tokens(name: str, x: object) -> Tensor:
+    """x, if it is a tensor (..., channels, tokens)."""
+    found = check_tensor(name, x, "(..., channels, tokens)")
+    if found.dim() < 2:
+        raise ValueError(f"{name} must be (..., channels, tokens), got {tuple(found.shape)}.")
+    return found
+
+
 def check_shape(name: str, x: Tensor, needed: str, shape: tuple[int, ...]) -> None:
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} must be {needed} = {shape}, got {tuple(x.shape)}.")
@@ -25,8 +33,8 @@ def check_shape(name: str, x: Tensor, needed: str, shape: tuple[int, ...]) -> No
 
 def check_device(named: dict[str, Tensor | None]) -> None:
     """All on one device."""
-    devices = [x.device for x in named.values() if x is not None]
-    if devices.count(devices[0]) != len(devices):
+    elsewhere = [x for x in named.values() if x is not None and not x.is_cpu]
+    if elsewhere and len({x.device for x in named.values() if x is not None}) > 1:
         places = ", ".join(f"{name} on {x.device}" for name, x in named.items() if x is not None)
         raise ValueError(f"all tensors must be on one device, got {places}.")
 

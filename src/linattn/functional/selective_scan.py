@@ -1,6 +1,7 @@
 """linattn.selective_scan: the scan of Mamba-1."""
 
 import math
+from collections.abc import Callable
 from typing import Literal, overload
 
 from torch import Tensor
@@ -10,9 +11,10 @@ from ..engines.native import selective_scan as native
 from ..engines.plan import rule_refusal, serves_natively
 from ..kernels.base import compute_dtype
 from ..ops.selective_scan import chunk
+from ..ops.selective_scan.call import SelectiveScanCall
 from ..states import ScanState, State
 from . import routing
-from .scan_checks import check_device, check_shape, check_tensor, read_state
+from .scan_checks import check_device, check_shape, check_tensor, check_tokens, read_state
 
 
 @overload
@@ -125,20 +127,11 @@ def selective_scan(
         in float64 if u is float64.
     """
     if (router := routing.current()) is not None:
-        served: Tensor | tuple[Tensor, ScanState] = router.function("selective_scan")(
-            *(u, delta, A, B, C),
-            D=D,
-            z=z,
-            delta_bias=delta_bias,
-            delta_softplus=delta_softplus,
-            state=state,
-            return_state=return_state,
-            engine=engine,
-        )
-        return served
-    u = check_tensor("u", u, "(..., channels, tokens)")
-    if u.dim() < 2:
-        raise ValueError(f"u must be (..., channels, tokens), got {tuple(u.shape)}.")
+        given = SelectiveScanCall(u, delta, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)._asdict()
+        given |= {"state": state, "return_state": return_state, "engine": engine}
+        scan: Callable[..., Tensor | tuple[Tensor, ScanState]] = router.function("selective_scan")
+        return scan(**given)
+    u = check_tokens("u", u)
     *batch, channels, tokens = u.shape
     flat = u.dim() != 3
     b = math.prod(batch)
@@ -161,32 +154,18 @@ def selective_scan(
         u, delta = u.reshape(b, channels, tokens), delta.reshape(b, channels, tokens)
         z = None if z is None else z.reshape(b, channels, tokens)
         h = None if h is None else h.reshape(b, channels, A.shape[1])
-    out, last = _run(engine, u, delta, A, B, C, D, z, delta_bias, h, delta_softplus)
+    out, last = _run(engine, SelectiveScanCall(u, delta, A, B, C, D, z, delta_bias, h, delta_softplus))
     if flat:
         out, last = out.reshape(*batch, channels, tokens), last.reshape(*batch, channels, A.shape[1])
     return (out, ScanState("selective_scan", last)) if return_state else out
 
 
-def _run(
-    engine: str,
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    h: Tensor | None,
-    delta_softplus: bool,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.selective_scan) by one of the engines."""
-    if serves_natively(engine, rule_refusal(u, delta, A, B, C, D, z, delta_bias, h)) and u.numel():
-        return native.selective_scan(u, delta, A, B, C, D, z, delta_bias, h, delta_softplus=delta_softplus)
-    dtype = compute_dtype(u.dtype)
-    inputs = (None if x is None else x.to(dtype) for x in (u, delta, A, B, C, D, z, delta_bias, h))
-    out, last = chunk.selective_scan(*inputs, delta_softplus=delta_softplus)  # type: ignore[arg-type]
-    return out.to(u.dtype), last
+def _run(engine: str, call: SelectiveScanCall) -> tuple[Tensor, Tensor]:
+    """By one of the engines."""
+    if serves_natively(engine, rule_refusal(*call[:9])) and call.u.numel():
+        return native.selective_scan(call)
+    out, last = chunk.selective_scan(call.to(compute_dtype(call.u.dtype)))
+    return out.to(call.u.dtype), last
 
 
 def _like_u(name: str, x: object, u: Tensor) -> Tensor:

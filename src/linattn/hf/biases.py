@@ -80,7 +80,7 @@ class LayerBiases:
         """The kernel with these biases."""
         if not self.any:
             return kernel
-        bits = kernel.state_bits if self.table is None and self.slopes is None else 32  # positions do not fit into 16
+        bits = kernel.state_bits if self.table is None and self.slopes is None else 32  # positions need them
         biases = {"logit_cap": self.cap, "position_bias": self.table, "alibi_slopes": self.slopes}
         return kernel.changed(**biases, state_bits=bits)
 

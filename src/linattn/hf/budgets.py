@@ -25,8 +25,8 @@ MEASURED = ("window", "sinks", "block", "alpha", "recall_bits", "state_bits")
 
 
 def compact(window: int = 128, slots: int = 128) -> NearFar:
-    """The kernel that models get unless they name another: 16 bits for the state, 8 for recalled tokens."""
-    return NearFar(window, slots, recall_bits=8, state_bits=16)
+    """The kernel that models get unless they name another: 8 bits for the state and for recalled tokens."""
+    return NearFar(window, slots, recall_bits=8, state_bits=8)
 
 
 @dataclass

@@ -80,7 +80,7 @@ def calibrate(
         input_ids: (passages, tokens) of a text. Errors are means over passages: several give budgets that serve other texts
             better, and take as many times as long. Both halves of an encoder-decoder read them.
         kernel: the NearFar whose window, sinks, block, alpha, recall_bits and state_bits are used; if not given, one with
-            16-bit states and 8-bit recall.
+            8-bit states and recall.
         recall: blocks that a head may recall, see `NearFar`; 0 for no recall at all. Decoders only.
         recall_price: memory of a recalling head, in slots; by default what it needs for a text as long as this. A lower
             price gives recall to more heads.

@@ -19,14 +19,15 @@ DuoAttention is not among them: its retrieval heads keep every key, so that its 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, cosine_similarity, normalize
 
 from ..kernels.base import Kernel
+from ..nearfar.entry_codes import decode, encode
 from ..states.base import State
 from ..states.layout import Spec
 from . import expected_attention
@@ -38,13 +39,15 @@ POOLED = 5  # positions over which SnapKV smooths attention
 
 @dataclass(eq=False, repr=False)
 class EvictionState(State):
-    """The keys that are kept: key (B, H, n, D), value (B, H, n, M), position and attention received (B, H, n).
+    """The keys that are kept, with their values, as near/far stores them (nearfar.entry_codes).
 
-    query_sums: (B, H, Q), what the rule `expected` knows of the queries so far; Q = 0 for the others.
+    Attributes:
+        entries: (B, H, n, W), a key beside its value.
+        position, received: (B, H, n), and the attention received.
+        query_sums: (B, H, Q), what the rule `expected` knows of the queries so far; Q = 0 for the others.
     """
 
-    key: Tensor
-    value: Tensor
+    entries: Tensor
     position: Tensor
     received: Tensor
     query_sums: Tensor
@@ -52,8 +55,7 @@ class EvictionState(State):
 
     form: ClassVar[str] = "eviction"
     table: ClassVar[dict[str, Spec]] = {
-        "key": Spec(("H", "n", "D")),
-        "value": Spec(("H", "n", "M")),
+        "entries": Spec(("H", "n", "W"), "entry"),
         "position": Spec(("H", "n"), "count"),
         "received": Spec(("H", "n"), "statistic"),
         "query_sums": Spec(("H", "Q"), "statistic"),
@@ -79,8 +81,10 @@ class Eviction(Kernel):
         bits: int = 32,
         frequencies: Tensor | None = None,
     ):
-        """bits: 16 stores keys and values in half precision. frequencies: (D / 2,), of the rotation of queries and keys by
-        their positions; `expected` needs them."""
+        """bits: of the keys and values that are kept: 32, 16 or 8, as in NearFar(state_bits=..).
+
+        frequencies: (D / 2,), of the rotation of queries and keys by their positions; `expected` needs them.
+        """
         super().__init__(None)
         if rule not in RULES:
             raise ValueError(f"unknown rule {rule!r}: the baselines are {', '.join(RULES)}.")
@@ -111,7 +115,8 @@ class Eviction(Kernel):
             start = torch.zeros(B, dtype=torch.int64, device=key.device)
             received = key.new_zeros(B, H, 0)
             sums = expected_attention.no_sums(query, H) if self.rule == "expected" else received
-            state = EvictionState(self.rule, key[:, :, :0], value[:, :, :0], none, received, sums, start)
+            entries = encode(torch.cat([key, value], -1)[:, :, :0], D, self.bits)
+            state = EvictionState(self.rule, entries, none, received, sums, start)
         rows = []
         done = 0
         while done < L:
@@ -129,8 +134,8 @@ class Eviction(Kernel):
         B, H, n, D = key.shape
         start = int(state.tokens[0])
         position = torch.arange(start, start + n, device=key.device).expand(B, H, n)
-        keys = torch.cat([state.key.to(key.dtype), key], 2)
-        values = torch.cat([state.value.to(value.dtype), value], 2)
+        entries = torch.cat([decode(state.entries, D, key.dtype), torch.cat([key, value], -1)], 2)
+        keys, values = entries[..., :D], entries[..., D:]
         positions = torch.cat([state.position, position], 2)
         x = query.reshape(B, H, -1, n, D)
         logits = (x @ keys.unsqueeze(2).mT) * scale
@@ -141,42 +146,49 @@ class Eviction(Kernel):
         sums = state.query_sums
         if self.frequencies is not None:
             sums = expected_attention.add_queries(sums, x, position[0, 0], self.frequencies)
-        new = EvictionState(self.rule, keys, values, positions, received, sums, state.tokens + n)
-        if (start + n) % self.block or keys.shape[2] <= self.budget:
-            return out, self._stored(new)
-        kept = self._score(weights, new, scale).topk(self.budget, -1).indices.sort(-1).values
-        keys, values = (x.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
-        positions, received = positions.gather(2, kept), received.gather(2, kept)
-        return out, self._stored(EvictionState(self.rule, keys, values, positions, received, sums, new.tokens))
+        count = state.tokens + n
+        if (start + n) % self.block == 0 and keys.shape[2] > self.budget:
+            known = _Known(keys, values, positions, received, sums, int(count[0]))
+            kept = self._score(weights, known, scale).topk(self.budget, -1).indices.sort(-1).values
+            entries = entries.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, entries.shape[-1]))
+            positions, received = positions.gather(2, kept), received.gather(2, kept)
+        return out, EvictionState(self.rule, encode(entries, D, self.bits), positions, received, sums, count)
 
-    def _stored(self, state: EvictionState) -> EvictionState:
-        """With keys and values in the type that they are kept in."""
-        return replace(state, key=state.key.half(), value=state.value.half()) if self.bits == 16 else state
-
-    def _score(self, weights: Tensor, state: EvictionState, scale: float) -> Tensor:
+    def _score(self, weights: Tensor, known: "_Known", scale: float) -> Tensor:
         """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last block."""
-        keys, position, n = state.key, state.position, weights.shape[3]
+        keys, position, n = known.keys, known.positions, weights.shape[3]
         if self.rule == "tova":
             return weights[..., -1, :].mean((1, 2), keepdim=True).squeeze(2).expand(-1, keys.shape[1], -1)
         if self.rule == "streaming":
             score = position.to(keys.dtype)
         elif self.rule == "h2o":
-            score = state.received
+            score = known.received
         elif self.rule == "knorm":
             score = -keys.norm(dim=-1)
         elif self.rule == "keydiff":
             score = -cosine_similarity(keys, normalize(keys, dim=-1).mean(2, keepdim=True), dim=-1)
         elif self.frequencies is not None:
-            end = int(state.tokens[0])
+            end = known.tokens
             score = expected_attention.score(
-                state.query_sums, end, keys, state.value, end=end, scale=scale, frequencies=self.frequencies
+                known.query_sums, end, keys, known.values, end=end, scale=scale, frequencies=self.frequencies
             )
         else:
             score = avg_pool1d(weights.mean((2, 3)), POOLED, 1, POOLED // 2)
         protected = position < self.sinks
         if self.rule != "streaming":
-            protected = protected | (position >= state.tokens[0] - max(self.recent, n))
+            protected = protected | (position >= known.tokens - max(self.recent, n))
         return score.masked_fill(protected, torch.inf)
+
+
+class _Known(NamedTuple):
+    """What rules choose by: keys (B, H, n, D), values (B, H, n, M), the rest as in EvictionState; `tokens` read so far."""
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    received: Tensor
+    query_sums: Tensor
+    tokens: int
 
 
 def rotary_frequencies(config: Any) -> Tensor | None:

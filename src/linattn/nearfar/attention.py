@@ -41,7 +41,7 @@ def attend(
     if key_mask is not None:
         entries = entries.masked_fill(~key_mask[:, None, :, None], 0)
     if call.is_causal or state is not None:
-        entries = kernel.stored(entries)
+        entries = kernel.stored(entries, D)
     if state is None:
         empty = NearFarState.empty(kernel, call.signature, query, key, value)
         groups = empty.head_groups(kernel, Positions.start(B))
@@ -56,7 +56,7 @@ def attend(
         elif state is None:
             out = _bidirectional(kernel, group, tokens, merge)
             if call.return_state:  # rows are of the tokens as they are, the state of what it can store
-                group = absorb(kernel, group, replace(tokens, entries=kernel.stored(tokens.entries)))
+                group = absorb(kernel, group, replace(tokens, entries=kernel.stored(tokens.entries, D)))
         else:
             group = absorb(kernel, group, tokens)
             out = attend_state(group, tokens.query)

@@ -13,9 +13,10 @@ from ..engines.native.operators import define
 from ..engines.native.output_pool import FLOATS
 from . import backward as calls
 from .bindings import Inputs, NearBuffer, PackedState, advance, merges_shape
+from .entry_codes import stored_dtype, stored_width
 from .native_form import NativeForm
 from .positions import Positions
-from .state import slots_per_head
+from .state import ENTRIES, slots_per_head
 
 FIELDS = ("sink", "near", "slots", "bias", "received", "near_received", "moments", "queries")  # tensors of a state
 _TRAINED = 4  # the first of them, which have gradients
@@ -23,9 +24,9 @@ FIRST = (0,)
 
 # state: the fields, or none for a call from the first token on. positions: tokens, merged and entered of all sequences, or
 # FIRST, because torch takes an empty list for one of tensors.
-# sizes: window, sinks, block, stride. floats: alpha, the root of the scale, and the cap.
+# sizes: window, sinks, block, stride. floats: alpha, the root of the scale, and the cap. bits: of the state's entries.
 _INPUTS = "Tensor? query, Tensor key, Tensor value, Tensor? mask, Tensor? band, Tensor[] state"
-_NUMBERS = "int[] positions, int[] budgets, int[] sizes, float[] floats"
+_NUMBERS = "int[] positions, int[] budgets, int[] sizes, float[] floats, int bits"
 
 
 def _forward(*given: Any) -> tuple[Tensor, ...]:
@@ -55,9 +56,11 @@ def _backward(*given: Any) -> tuple[Tensor, ...]:
 
 def _read(given: Sequence[Any], attend: bool) -> tuple[Inputs, PackedState]:
     """given: _INPUTS and _NUMBERS, in the order of the schema."""
-    query, key, value, mask, band, state, positions, budgets, sizes, floats = given
+    query, key, value, mask, band, state, positions, budgets, sizes, floats, bits = given
     (window, sinks, block, stride), (alpha, sqrt_scale, logit_cap) = sizes, floats
-    form = NativeForm(window, sinks, block, stride, alpha, sqrt_scale, tuple(budgets), logit_cap, None, band)
+    form = NativeForm(
+        window, sinks, block, stride, alpha, sqrt_scale, tuple(budgets), logit_cap, band=band, state_bits=bits
+    )
     B, H, L, D = key.shape
     counts = [L] * B if mask is None else mask.sum(-1).tolist()
     if state:
@@ -79,10 +82,17 @@ def _packed(signature: str, positions: Positions, fields: Sequence[Tensor]) -> P
 def _empty(form: NativeForm, heads: tuple[int, int, int], dim: int, value_dim: int) -> list[Tensor]:
     """The fields of a state before the first token. heads: B, H and the query heads of a kv head."""
     B, H, groups = heads
-    E = dim + value_dim
-    shapes = (B, H, form.sinks, E), (B, H, 0, E), (B, 0, E), (B, 0), (B, 0, 2), (B, H, form.window, 2)
+    W = stored_width(form.state_bits, dim, value_dim)
+    first = (B, H, form.sinks, W), (B, H, 0, W), (B, 0, W), (B, 0), (B, 0, 2), (B, H, form.window, 2)
     samples = B, H, groups, form.block // form.stride, dim + 1
-    return [FLOATS.new_zeros(*shape) for shape in (*shapes, (B, H, 2, dim + 1), samples)]
+    shapes = *first, (B, H, 2, dim + 1), samples
+    dtypes = _dtypes(form.entry_dtype)
+    return [FLOATS.new_zeros(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _dtypes(stored: torch.dtype) -> list[torch.dtype]:
+    """Of the fields."""
+    return [stored if name in ENTRIES else torch.float32 for name in FIELDS]
 
 
 _FLAGS = "bool attend, bool keep, bool train"
@@ -101,9 +111,9 @@ def _floats(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 @forward.register_fake
 def _(query: Any, key: Any, value: Any, mask: Any, band: Any, state: Any, *rest: Any) -> Any:
-    positions, budgets, (window, sinks, block, stride), _floats_given, attend, keep, train = rest
+    positions, budgets, (window, sinks, block, stride), _floats_given, bits, attend, keep, train = rest
     B, H, L, D = key.shape
-    E = D + value.shape[3]
+    W = stored_width(bits, D, value.shape[3])
     form = NativeForm(window, sinks, block, stride, 0.0, 0.0, tuple(budgets))
     rows = (B, query.shape[1], L, value.shape[3]) if attend else (0,)
     shapes: list[tuple[int, ...]] = [(0,)] * len(FIELDS)
@@ -112,11 +122,13 @@ def _(query: Any, key: Any, value: Any, mask: Any, band: Any, state: Any, *rest:
         used = slots_per_head(form.budgets, state[2].shape[1] if state else 0)
         slots = sum(at.slots_after(form, form.budgets, used, [L] * B))
         near = min(window + block, L + (state[1].shape[2] if state else 0))
-        shapes = [(B, H, sinks, E), (B, H, near, E), (B, slots, E), (B, slots), (B, slots, 2), (B, H, window, 2)]
+        shapes = [(B, H, sinks, W), (B, H, near, W), (B, slots, W), (B, slots), (B, slots, 2), (B, H, window, 2)]
         groups = state[7].shape[2] if state else query.shape[1] // H
         shapes += [(B, H, 2, D + 1), (B, H, groups, block // stride, D + 1)]
     merges = merges_shape(form, key, positions[:B]) if train else (0,)
-    return tuple(_floats(key, shape) for shape in (rows, *shapes, merges))
+    dtypes = _dtypes(stored_dtype(bits, torch.float32) if keep else torch.float32)
+    fields = [key.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return _floats(key, rows), *fields, _floats(key, merges)
 
 
 @backward.register_fake
@@ -125,7 +137,9 @@ def _(
 ) -> Any:
     (B, H), sinks = key.shape[:2], rest[0][1]
     E = key.shape[3] + value.shape[3]
-    fields = [x.shape for x in state[:_TRAINED]] or [(B, H, sinks, E), (B, H, 0, E), (B, 0, E), (B, 0)]
+    fields: list[Sequence[int]] = [(B, H, sinks, E), (B, H, 0, E), (B, 0, E), (B, 0)]
+    if state:
+        fields = [*((*x.shape[:-1], E) for x in state[: _TRAINED - 1]), state[_TRAINED - 1].shape]
     shapes = (0,) if query is None else query.shape, key.shape, value.shape, *fields
     return tuple(_floats(key, shape) for shape in (*shapes, (0,) if band is None else (B, *band.shape)))
 
@@ -142,8 +156,10 @@ def _grads(ctx: Any, grad_out: Tensor | None, *grads: Tensor | None) -> Any:
     inputs = query, key, value, mask, band, state, *ctx.numbers
     made = backward(*inputs, merges, grad_out, *grads[:_TRAINED])
     tokens = [None if x is None else g.to(x.dtype) for g, x in zip(made[:3], (query, key, value), strict=True)]
-    of_state = [*made[3:7], *[None] * (len(FIELDS) - _TRAINED)] if state else []
-    return (*tokens, None, None if band is None else made[7].sum(0), of_state, *[None] * 7)
+    held = zip(made[3:7], state[:_TRAINED], strict=True) if state else []
+    trained = [g.to(x.dtype) if x.is_floating_point() else None for g, x in held]
+    of_state = [*trained, *[None] * (len(FIELDS) - _TRAINED)] if state else []
+    return (*tokens, None, None if band is None else made[7].sum(0), of_state, *[None] * 8)
 
 
 forward.register_autograd(_grads, setup_context=_context)
@@ -178,7 +194,7 @@ def run(
     tensors = inputs.query, inputs.key, inputs.value, form.band, *fields[:_TRAINED]
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     sizes, floats = (form.window, form.sinks, form.block, form.stride), (form.alpha, form.sqrt_scale, form.logit_cap)
-    numbers = list(positions), list(form.budgets), list(sizes), list(floats)
+    numbers = list(positions), list(form.budgets), list(sizes), list(floats), form.state_bits
     tokens = inputs.query, inputs.key, inputs.value, inputs.mask, form.band
     found: tuple[Tensor, ...] = forward(*tokens, list(fields), *numbers, attend, keep, train)
     return found[:-1]

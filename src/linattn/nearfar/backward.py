@@ -34,15 +34,17 @@ def backward(
     call.first_slot_new = ctypes.addressof(first)
     mask = None if inputs.mask is None else inputs.mask.contiguous()
     call.mask = None if mask is None else mask.data_ptr()
-    given = [None if x is None else x.contiguous() for x in (grad_out, *grad_after)]
+    given = [None if x is None else x.float().contiguous() for x in (grad_out, *grad_after)]
     tokens = output_pool.empty if mask is None else FLOATS.new_zeros  # rows of hidden tokens are not written
     queries = FLOATS.new_zeros if grad_out is None else tokens
     band = (key.shape[0], *form.band.shape) if form.band is not None else (0,)
+    numbers = key.shape[3] + value.shape[3]
     made = [
         queries(*query.shape) if query is not None else FLOATS.new_zeros(0),
         tokens(*key.shape),
         tokens(*value.shape),
-        *(FLOATS.new_zeros(*x.shape) for x in (state.sink, state.near, state.slots, state.bias)),
+        *(FLOATS.new_zeros(*x.shape[:-1], numbers) for x in (state.sink, state.near, state.slots)),
+        FLOATS.new_zeros(*state.bias.shape),
         FLOATS.new_zeros(*band),
     ]
     grads = NearFarGrads(ctypes.pointer(call), *(None if x is None else x.data_ptr() for x in (*given, *made)))

@@ -24,8 +24,10 @@ from ..states.base import pack_of
 from .kernel import refuse_overflow
 from .native_far_cache import PackedFarCache, far_cache_call
 from .native_form import NativeForm
-from .positions import Positions
+from .positions import Growth, Positions
 from .state import NearFarState, slots_per_head
+
+ENTRY_DTYPES = {32: 0, 16: 1, 8: 3}  # of csrc/core/abi.h, by the bits of a state
 
 
 class Inputs(NamedTuple):
@@ -140,29 +142,30 @@ def _buffer_of(state: NearFarState, form: NativeForm) -> tuple[NearBuffer, int]:
 
 
 def advance(
-    inputs: Inputs, state: PackedState, spare: int = 0, merges: Tensor | None = None
+    inputs: Inputs, state: PackedState, spare: int = 0, merges: Tensor | None = None, growth: Growth | None = None
 ) -> tuple[Tensor | None, PackedState]:
     """Adds keys with their queries, or None: rows (B, Hq, L, M) if they attend, and the state after them.
 
     spare: free places behind the near tokens, for decoding steps to come. merges: takes what the merges decided, in the
-    shape of `merges_shape`.
+    shape of `merges_shape`. growth: of this state and call, where it is known already.
     """
     form, query, counts, mask = inputs.form, inputs.query, inputs.counts, inputs.mask
-    B, H, L, D = inputs.key.shape
-    M, E = inputs.value.shape[-1], D + inputs.value.shape[-1]
+    B, H, L, _ = inputs.key.shape
+    M = inputs.value.shape[-1]
     if max(counts, default=0) == 0:
         return FLOATS.new_zeros(B, 0 if query is None else query.shape[1], L, M) if inputs.attend else None, state
-    used = slots_per_head(form.budgets, state.slots.shape[1])
-    full = tuple(used) == tuple(form.budgets)
-    grown = used if full else state.positions.slots_after(form, form.budgets, used, counts)
-    after = state.positions.after(form, counts)
+    if growth is None:
+        held = slots_per_head(form.budgets, state.slots.shape[1])
+        growth = state.positions.growth(form, form.budgets, held, counts)
+    used, grown, after = growth
     far = None if state.far is None else state.far.after(form, state.positions, after)
     call, alive = prepare_call(inputs, state, used, far)
     if merges is not None:
         set_merges(call, form, merges)
     length, total = min(form.window + form.block, state.near_length + L), sum(grown)
+    width, dtype = state.sink.shape[3], state.sink.dtype  # of an entry
     near, sink, slots = (
-        FLOATS.new_empty(*shape, E, dtype=form.entry_dtype)
+        FLOATS.new_empty(*shape, width, dtype=dtype)
         for shape in ((B, H, length + spare), (B, H, form.sinks), (B, total))
     )
     bias, received = FLOATS.new_empty(B, total), FLOATS.new_empty(B, total, 2)
@@ -273,7 +276,8 @@ def prepare_call(
     call.batch, call.kv_heads, call.tokens, call.dim = key.shape
     call.heads, call.value_dim = state.queries.shape[2] * call.kv_heads, value.shape[-1]
     call.window, call.sinks, call.block, call.stride = form.window, form.sinks, form.block, form.stride
-    call.threads, call.dtype, call.entry_dtype = torch.get_num_threads(), DTYPES[key.dtype], DTYPES[form.entry_dtype]
+    call.threads, call.dtype = torch.get_num_threads(), DTYPES[key.dtype]
+    call.entry_dtype = ENTRY_DTYPES[form.state_bits]
     call.sqrt_scale, call.alpha, call.logit_cap = form.sqrt_scale, form.alpha, form.logit_cap
     if form.band is not None:
         call.reach, call.band = form.band.shape[1], form.band.data_ptr()

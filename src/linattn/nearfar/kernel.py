@@ -10,10 +10,21 @@ from torch import Tensor, nn
 
 from ..kernels.base import Kernel, is_plain
 from .biases import Scores, capped
+from .entry_codes import round_entries, stored_dtype, stored_width
 
 RECALL_UNIT = 8  # tokens in a block of recall: smaller blocks are found more reliably, larger ones are cheaper to score
 TableLike = Tensor | Callable[[], Tensor]
 _NO_FEATURES = "near/far attention has no fixed feature map: its features are slots that follow the keys."
+
+
+class Plans(dict[tuple[object, ...], object]):
+    """What the native fast path worked out for a kernel. It points to memory, so copies of the kernel begin without it."""
+
+    def __deepcopy__(self, _: object) -> "Plans":
+        return Plans()
+
+    def __reduce__(self) -> tuple[type["Plans"], tuple[()]]:
+        return Plans, ()
 
 
 class NearFar(Kernel):
@@ -39,9 +50,9 @@ class NearFar(Kernel):
         recall: how many blocks of 8 far tokens every query attends to exactly, the most promising ones; a number, or one
             for each kv head. Heads with recall store all far tokens: their memory grows with the sequence. Causal only.
         recall_bits: of the stored far tokens: 32, 16 (half precision) or 8 (quantized).
-        state_bits: of the keys and values in the state: 32, or 16 for half its size. Keys and values are then rounded to
-            float16 as they arrive, and slots after every merge. Not with alibi_slopes or position_bias, whose positions do
-            not fit into 16 bits.
+        state_bits: of the keys and values in the state: 32, 16 (half precision) or 8 (quantized, in groups of 32 numbers).
+            Keys and values are rounded as they arrive, and slots after every merge. Less than 32 goes
+            with neither alibi_slopes nor position_bias, whose positions need 32 bits.
         logit_cap: a score s becomes logit_cap tanh(s / logit_cap), as in Gemma 2; for a slot, the score of its mean key.
         alibi_slopes: (query heads), as in BLOOM and MPT: slope (j - i) is added to the score of query i and key j. For a slot,
             j is the mean position of its keys. Causal only.
@@ -85,14 +96,14 @@ class NearFar(Kernel):
         if recall_bits not in (32, 16, 8):
             raise ValueError(f"NearFar: recall_bits must be 32, 16 or 8, got {recall_bits}.")
         self.recall_bits = int(recall_bits)
-        if state_bits not in (32, 16):
-            raise ValueError(f"NearFar: state_bits must be 32 or 16, got {state_bits}.")
+        if state_bits not in (32, 16, 8):
+            raise ValueError(f"NearFar: state_bits must be 32, 16 or 8, got {state_bits}.")
         self.state_bits = int(state_bits)
         if logit_cap is not None and not 0 < logit_cap < math.inf:
             raise ValueError(f"NearFar: logit_cap must be positive and finite, got {logit_cap}.")
         self.logit_cap = None if logit_cap is None else float(logit_cap)
         self._read_biases(alibi_slopes, position_bias)
-        self.native_plans: dict[tuple[object, ...], object] = {}  # of the fast path, which keys them by `changes` too
+        self.native_plans = Plans()  # keyed by `changes` too
 
     def budgets(self, heads: int) -> tuple[int, ...]:
         """The slots of each kv head."""
@@ -132,8 +143,10 @@ class NearFar(Kernel):
         self.position_bias: Any
         if slopes is not None and (table is not None or self.logit_cap is not None):
             raise ValueError("NearFar: alibi_slopes go neither with position_bias nor with logit_cap.")
-        if self.state_bits == 16 and (slopes is not None or table is not None):
-            raise ValueError("NearFar: state_bits=16 goes with neither alibi_slopes nor position_bias: use 32.")
+        if self.state_bits < 32 and (slopes is not None or table is not None):
+            raise ValueError(
+                f"NearFar: state_bits={self.state_bits} goes with neither alibi_slopes nor position_bias: use 32."
+            )
         slopes = None if slopes is None else torch.as_tensor(slopes).detach().float()
         if slopes is not None and (slopes.dim() != 1 or not bool(slopes.isfinite().all())):
             raise ValueError(
@@ -184,7 +197,7 @@ class NearFar(Kernel):
 
     def entry_bytes(self, dim: int, value_dim: int) -> int:
         """Bytes of a key with its value."""
-        return (dim + value_dim) * self.state_bits // 8
+        return stored_width(self.state_bits, dim, value_dim) * self.state_bits // 8
 
     def slot_bytes(self, dim: int, value_dim: int) -> int:
         """Bytes of a slot: an entry, its bias, and the attention that it received from how many queries."""
@@ -192,14 +205,14 @@ class NearFar(Kernel):
 
     def entry_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of the state's keys and values, for calls that compute in `dtype`."""
-        return torch.float16 if self.state_bits == 16 else dtype
+        return stored_dtype(self.state_bits, dtype)
 
-    def stored(self, entries: Tensor) -> Tensor:
-        """Keys and values as the state keeps them: rounded, with gradients passed straight through."""
+    def stored(self, entries: Tensor, dim: int) -> Tensor:
+        """Keys (dim) beside values as the state keeps them: rounded, with gradients passed straight through."""
         if self.state_bits == 32:
             return entries
-        rounded = entries.detach().half().to(entries.dtype)
-        if is_plain(entries):
+        rounded = round_entries(entries.detach(), dim, self.state_bits)
+        if self.state_bits == 16 and is_plain(entries):
             refuse_overflow(entries)
         return entries + (rounded - entries.detach()) if entries.requires_grad else rounded
 
@@ -251,7 +264,7 @@ def refuse_overflow(*tokens: Tensor) -> None:
     if most < math.inf and not math.isfinite(torch.tensor(most).half()):
         raise ValueError(
             f"a scaled key or a value is as large as {most:.3g}, and NearFar(state_bits=16) holds "
-            "numbers up to 65504. Pass NearFar(state_bits=32)."
+            "numbers up to 65504. Pass NearFar(state_bits=32) or 8."
         )
 
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..engines.call import Call
 from ..states.base import pack_of
-from . import attention, autograd
+from . import attention, autograd, native_bidirectional
 from .attention import few_queries, in_head_order, kernel_of
 from .autograd import advance_with_gradients
 from .bindings import Inputs, PackedState, advance
 from .block_attention import attend_state
+from .entry_codes import NO_GRADIENT
 from .kernel import NearFar
 from .merge import query_moments
 from .native_form import NativeForm, far_enough
@@ -36,8 +37,6 @@ def refusal(call: Call, query: Tensor, key: Tensor, value: Tensor, state: NearFa
     reason = kernel_refusal(kernel)
     if reason is not None:
         return reason
-    if kernel.state_bits < 32 and (torch.compiler.is_compiling() or _trained(kernel, query, key, value, state)):
-        return "near/far attention with 16-bit states is trained and compiled through torch's own operators"
     if torch.compiler.is_compiling():
         return _compile_refusal(call, query, key, state)
     if _trained(kernel, query, key, value, state):
@@ -93,6 +92,8 @@ def attend(
     form = NativeForm.of(kernel, call.scale, H, D)
     trained = _trained(kernel, query, key, value, state)
     step: Step = advance
+    if kernel.state_bits == 8 and call.return_state and _wants_gradient(key, value):
+        raise ValueError(NO_GRADIENT)
     if trained:
         form, step = form.with_gradients(kernel), advance_with_gradients
     before = NearFarState.empty(kernel, call.signature, query, key, value) if state is None else state
@@ -106,7 +107,9 @@ def attend(
         by_torch = state is None
     out: Tensor | None = None
     if by_torch:
-        out, _ = attention.attend(replace(call, return_state=False), query, key, value, state, merge=merge)
+        out = None if call.is_causal else _bidirectional(call, query, key, value, counts)
+        if out is None:
+            out, _ = attention.attend(replace(call, return_state=False), query, key, value, state, merge=merge)
         if not call.return_state:
             return out, None
     inputs = Inputs(form, query, key, value, call.key_mask, counts, attend=out is None)
@@ -151,6 +154,15 @@ def prefill(
     early = _read(kernel, inputs.form.sqrt_scale, query[:, :, : L - S], state) if L > S and inputs.attend else None
     rows, state = step(_cut(inputs, query[:, :, max(0, L - S) :], max(0, S - L), S), state)
     return rows if early is None or rows is None else torch.cat([early, rows], 2), state
+
+
+def _bidirectional(call: Call, query: Tensor, key: Tensor, value: Tensor, counts: list[int]) -> Tensor | None:
+    """Attention without is_causal and without a state before it; None if torch's own operators have to serve it."""
+    if key.numel() == 0:
+        return None
+    count = max(counts)
+    plan = native_bidirectional.make_plan(kernel_of(call), call.scale, query, key, value, count)
+    return None if plan is None else native_bidirectional.attend(plan, query, key, value, call.key_mask)
 
 
 def absorb(inputs: Inputs, query: Tensor, state: PackedState) -> PackedState:

@@ -1,4 +1,4 @@
-"""Fast path of the native engine: causal calls without masks, with little Python around them.
+"""Fast path of the native engine: calls without masks, with little Python around them.
 
 What calls of one kernel and shape have in common is worked out once and kept as a plan. For a call that is not eligible the
 result is None: `linattn.attention` then checks it argument by argument.
@@ -13,43 +13,84 @@ from torch import Tensor
 from ..engines import native
 from ..engines.native.plans import eligible
 from ..states.base import State, pack_of
+from . import native_bidirectional
 from .bindings import Inputs, NearBuffer, PackedState, PreparedDecode, advance
+from .entry_codes import stored_width
 from .far_cache import FarCache
 from .kernel import NearFar
 from .native import kernel_refusal
 from .native_form import NativeForm, far_enough
 from .positioned import one_token, plain_positions, with_positions
+from .positions import Growth
 from .state import ENTRIES, NearFarState
 from .validate import check_kernel
 
 MOST_PLANS = 512  # that are kept for a kernel
+Key = tuple[object, ...]  # of a plan
 Tokens = tuple[Tensor, Tensor, Tensor]  # query (B, Hq, L, D), key (B, H, L, D), value (B, H, L, M)
 
 
 class Plan(NamedTuple):
-    """All calls of one kernel, scale and shape. sizes: of their states, as `_sizes` has them."""
+    """All causal calls of one kernel, scale and shape.
+
+    Attributes:
+        counts: the new tokens of each sequence.
+        sizes: of their states, as `_sizes` has them.
+        empty: the state before the first token.
+        first: where a call from there ends; None if no key has to be merged until then.
+    """
 
     signature: str
     form: NativeForm
     counts: list[int]
     sizes: tuple[int, ...]
+    empty: PackedState
+    first: Growth | None
 
 
-def fast_path(
-    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
-) -> tuple[Tensor, NearFarState] | None:
-    """Causal attention and the state after it; None if the call is not eligible, or has no key to merge yet."""
+def causal(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: NearFar,
+    scale: float | None,
+    gqa: bool,
+    state: State | None,
+    return_state: bool,
+) -> Tensor | tuple[Tensor, NearFarState] | None:
+    """As linattn.attention with is_causal; None if the call is not eligible, or has no key to merge yet."""
     if not (isinstance(key, Tensor) and isinstance(value, Tensor) and eligible(query, key, value)):
         return None
-    if kernel.positions:
-        return _with_positions(query, key, value, kernel, scale, state, gqa)
-    return _served(query, key, value, kernel, scale, state, gqa)
+    serve = _with_positions if kernel.positions else _served
+    found = serve(query, key, value, kernel, scale, state, gqa)
+    if found is None:
+        return None
+    out, after = found
+    return (out, NearFarState.packed(after.signature, after)) if return_state else out
+
+
+def bidirectional(
+    query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, gqa: bool
+) -> Tensor | None:
+    """The same without is_causal and without a state."""
+    if not (isinstance(key, Tensor) and isinstance(value, Tensor) and eligible(query, key, value)):
+        return None
+    about = "bidirectional", *_about(kernel, scale, gqa, query, key, value)
+    plan = kernel.native_plans.get(about, False)
+    if plan is False:
+        fits = _fits(kernel, scale, gqa, query, key, value)
+        made = native_bidirectional.make_plan(kernel, scale, query, key, value, key.shape[2]) if fits else None
+        plan = _keep(kernel, about, made)
+    if not isinstance(plan, native_bidirectional.Plan):
+        return None
+    out = native_bidirectional.attend(plan, query, key, value)
+    return out if query.dtype is torch.float32 else out.to(query.dtype)
 
 
 def _with_positions(
     query: Tensor, key: Tensor, value: Tensor, kernel: NearFar, scale: float | None, state: State | None, gqa: bool
-) -> tuple[Tensor, NearFarState] | None:
-    """`fast_path` of a kernel with position biases, in float32: positions do not fit into half precision."""
+) -> tuple[Tensor, PackedState] | None:
+    """`_served` of a kernel with position biases, in float32: positions do not fit into half precision."""
     if not query.dtype == key.dtype == value.dtype:
         return None
     shapes = query.dim(), key.dim(), value.dim()
@@ -91,31 +132,21 @@ def _served(
     state: State | None,
     gqa: bool,
     table: Tensor | None = None,
-) -> tuple[Tensor, NearFarState] | None:
-    """table: the kernel's position biases."""
+) -> tuple[Tensor, PackedState] | None:
+    """Causal attention and the state after it. table: the kernel's position biases."""
     plan = _find_plan(kernel, scale, gqa, query, key, value)
     if table is not None and plan is not None and not plan.form.has_table(table):  # it was trained meanwhile
         kernel.native_plans.clear()
         plan = _find_plan(kernel, scale, gqa, query, key, value)
     if plan is None:
         return None
-    packed: PackedState | None
+    tokens, form = (query, key, value), plan.form
     if state is None:
-        packed = PackedState.of(NearFarState.empty(kernel, plan.signature, query, key, value), plan.form)
-    elif not isinstance(state, NearFarState) or state.kernel != plan.signature:
-        return None
-    else:
-        packed = pack_of(state)
-        if packed is None:
-            packed = _validated(state, kernel, plan)
-        elif (packed.buffer.prepared is None or packed.buffer.prepared.plan is not plan) and _sizes(
-            packed
-        ) != plan.sizes:
-            return None
+        return None if plan.first is None else _prefill(plan, tokens, plan.empty, growth=plan.first)
+    packed = _packed(state, kernel, plan)
     if packed is None:
         return None
-    tokens, form = (query, key, value), plan.form
-    if state is None or query.shape[2] > 1:
+    if query.shape[2] > 1:
         if packed.positions.all_exact(form, min(form.budgets), plan.counts):
             return None
         return _prefill(plan, tokens, packed)
@@ -124,13 +155,27 @@ def _served(
     return _decode(plan, tokens, packed)
 
 
-def _prefill(plan: Plan, tokens: Tokens, state: PackedState, spare: int = 0) -> tuple[Tensor, NearFarState]:
-    out, after = advance(Inputs(plan.form, *tokens, None, plan.counts, True), state, spare)
+def _packed(state: State, kernel: NearFar, plan: Plan) -> PackedState | None:
+    """The packed form of a state; None if it does not fit the plan."""
+    if not isinstance(state, NearFarState) or state.kernel != plan.signature:
+        return None
+    packed: PackedState | None = pack_of(state)
+    if packed is None:
+        return _validated(state, kernel, plan)
+    prepared = packed.buffer.prepared
+    known = prepared is not None and prepared.plan is plan
+    return packed if known or _sizes(packed) == plan.sizes else None
+
+
+def _prefill(
+    plan: Plan, tokens: Tokens, state: PackedState, spare: int = 0, growth: Growth | None = None
+) -> tuple[Tensor, PackedState]:
+    out, after = advance(Inputs(plan.form, *tokens, None, plan.counts, True), state, spare, growth=growth)
     assert out is not None
-    return out.to(tokens[0].dtype), NearFarState.packed(plan.signature, after)
+    return out.to(tokens[0].dtype), after
 
 
-def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, NearFarState]:
+def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, PackedState]:
     """One token inside a block: it is written behind the near tokens, and most other tensors stay as they are."""
     form, seen = plan.form, state.positions.tokens
     near, prepared = min(state.near_length, form.window + form.block - 1), state.buffer.prepared
@@ -162,7 +207,7 @@ def _decode(plan: Plan, tokens: Tokens, state: PackedState) -> tuple[Tensor, Nea
         state.far,
     )
     dtype = tokens[0].dtype
-    return out if dtype is torch.float32 else out.to(dtype), NearFarState.packed(plan.signature, after)
+    return out if dtype is torch.float32 else out.to(dtype), after
 
 
 def _with_own_buffer(state: PackedState, near: int, spare: int) -> PackedState:
@@ -173,39 +218,65 @@ def _with_own_buffer(state: PackedState, near: int, spare: int) -> PackedState:
     return replace(state, buffer=NearBuffer(tokens, near + 1), end=near, near_length=near)
 
 
+# Plans, kept with the kernel -----------------------------------------------------------------------------------------
+
+
+def _about(kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor) -> Key:
+    """What a plan depends on."""
+    return kernel.changes, scale, gqa, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
+
+
+def _keep(kernel: NearFar, about: Key, plan: object) -> object:
+    if len(kernel.native_plans) >= MOST_PLANS:
+        kernel.native_plans.clear()
+    kernel.native_plans[about] = plan
+    return plan
+
+
 def _find_plan(
     kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor
 ) -> Plan | None:
-    """The plan of such calls, kept with the kernel; None if they are not eligible."""
-    about = kernel.changes, scale, gqa, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
-    plans = kernel.native_plans
-    if about not in plans:
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
-        plans[about] = _make_plan(kernel, scale, gqa, query, key, value)
-    plan = plans[about]
+    """The plan of causal calls; None if they are not eligible."""
+    about = _about(kernel, scale, gqa, query, key, value)
+    plan = kernel.native_plans.get(about, False)
+    if plan is False:
+        same_tokens = query.shape[2:3] == key.shape[2:3]
+        fits = same_tokens and _fits(kernel, scale, gqa, query, key, value)
+        plan = _keep(kernel, about, _make_plan(kernel, scale, query, key, value) if fits else None)
     return plan if isinstance(plan, Plan) else None
 
 
-def _make_plan(
-    kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor
-) -> Plan | None:
+def _fits(kernel: NearFar, scale: float | None, gqa: bool, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """True if the shapes fit together, nothing is empty, and the native engine serves such a kernel and such shapes."""
     if not query.dim() == key.dim() == value.dim() == 4 or not query.dtype == key.dtype == value.dtype:
-        return None
-    B, heads, L, D = query.shape
-    H, M = key.shape[1], value.shape[3]
-    if key.shape != (B, H, L, D) or value.shape != (B, H, L, M) or 0 in (B, H, L, D, M):
-        return None
+        return False
+    (B, heads, L, D), (H, S, M) = query.shape, (*key.shape[1:3], value.shape[3])
+    if key.shape != (B, H, S, D) or value.shape != (B, H, S, M) or 0 in (B, H, L, S, D, M):
+        return False
     if heads % H or (heads != H and not gqa) or (scale is not None and not scale > 0):
-        return None
-    if kernel_refusal(kernel) is not None or native.shape_refusal(query.shape, key.shape, value.shape, query.dtype):
-        return None
-    form = NativeForm.of(kernel, scale, H, D)
-    return Plan(kernel.signature(scale, D), form, [L] * B, (B, H, D + M, heads // H, D + 1))
+        return False
+    shapes = native.shape_refusal(query.shape, key.shape, value.shape, query.dtype)
+    return kernel_refusal(kernel) is None and shapes is None
+
+
+def _make_plan(kernel: NearFar, scale: float | None, query: Tensor, key: Tensor, value: Tensor) -> Plan:
+    (B, heads, L, D), (H, M) = query.shape, (key.shape[1], value.shape[3])
+    form, signature = NativeForm.of(kernel, scale, H, D), kernel.signature(scale, D)
+    counts, sizes = [L] * B, (B, H, stored_width(kernel.state_bits, D, M), heads // H, D + 1)
+    about = "empty", kernel.changes, signature, sizes  # calls of all lengths begin with the same state
+    empty = kernel.native_plans.get(about)
+    if not isinstance(empty, PackedState):
+        with torch.inference_mode(False):  # it is kept for calls outside as well
+            empty = PackedState.of(NearFarState.empty(kernel, signature, query, key, value), form)
+        _keep(kernel, about, empty)
+    first, positions = None, empty.positions
+    if not positions.all_exact(form, min(form.budgets), counts):
+        first = positions.growth(form, form.budgets, [0] * H, counts)
+    return Plan(signature, form, counts, sizes, empty, first)
 
 
 def _sizes(state: PackedState) -> tuple[int, ...]:
-    """B, H, E, G and D + 1."""
+    """B, H, width of an entry, G and D + 1."""
     near, queries = state.buffer.tokens.shape, state.queries.shape
     return near[0], near[1], near[3], queries[2], queries[4]
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .entry_codes import stored_dtype
 from .kernel import NearFar
 from .positions import Positions
 
@@ -24,7 +25,7 @@ class NativeForm(NamedTuple):
         recalls: the blocks that each kv head recalls.
         recall_unit, recall_bits: tokens in such a block, and how they are stored.
         positions: coordinates of the keys that hold positions.
-        entry_dtype: of the keys and values in a state.
+        state_bits: of the keys and values in a state.
     """
 
     window: int
@@ -41,7 +42,12 @@ class NativeForm(NamedTuple):
     recall_unit: int = 1
     recall_bits: int = 32
     positions: int = 0
-    entry_dtype: torch.dtype = torch.float32
+    state_bits: int = 32
+
+    @property
+    def entry_dtype(self) -> torch.dtype:
+        """Of the keys and values in a state."""
+        return stored_dtype(self.state_bits, torch.float32)
 
     def has_table(self, table: Tensor | None) -> bool:
         """Whether this form was made for these position biases."""
@@ -71,7 +77,7 @@ class NativeForm(NamedTuple):
             kernel.recall_unit,
             kernel.recall_bits,
             kernel.positions,
-            kernel.entry_dtype(torch.float32),
+            kernel.state_bits,
         )
 
     def with_gradients(self, kernel: NearFar) -> "NativeForm":

@@ -53,6 +53,12 @@ class Positions(NamedTuple):
         most = max([0, *(t + n for t, n in zip(self.tokens, counts, strict=True))])
         return most <= room + kernel.window and max([0, *self.merged]) <= room
 
+    def growth(self, kernel: Window, budgets: Sequence[int], used: Sequence[int], counts: list[int]) -> "Growth":
+        """What `counts` more tokens add to a state with `used` slots in each head."""
+        full = tuple(used) == tuple(budgets)
+        grown = used if full else self.slots_after(kernel, budgets, used, counts)
+        return Growth(used, grown, self.after(kernel, counts))
+
     def slots_after(self, kernel: Window, budgets: Sequence[int], used: Sequence[int], counts: list[int]) -> list[int]:
         """The slots of each head after `counts` more tokens, which had `used` of its budget so far."""
         pairs = list(zip(budgets, used, strict=True))
@@ -75,6 +81,14 @@ class Positions(NamedTuple):
                 used = min(used + block, budget)
             starts = [start + block for start in starts]
         return used
+
+
+class Growth(NamedTuple):
+    """What a call adds to a state: the slots of each head before and after it, and the positions after it."""
+
+    used: Sequence[int]
+    grown: Sequence[int]
+    after: Positions
 
 
 class BlockLayout:

@@ -5,6 +5,7 @@ When the block is entered, the keys [t - block - window, t - window) are added t
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -157,8 +158,9 @@ def _add_slots(
         received = torch.nn.functional.pad(received, (0, 0, 0, group.budget - used))
     before = torch.cat([slots, keys], 2), torch.cat([bias, new_bias], 2)
     received = torch.cat([received, new_received], 2)
+    stored = partial(kernel.stored, dim=statistics[0].shape[-1])
     slots, bias, index = merge(
-        *before, rates(received), group.budget, *statistics, kernel.alpha, group.scores.cap, kernel.stored
+        *before, rates(received), group.budget, *statistics, kernel.alpha, group.scores.cap, stored
     )
     received = pooled(received, index, group.budget)
     moved = None

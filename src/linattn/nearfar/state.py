@@ -16,6 +16,7 @@ from ..kernels.base import compute_dtype
 from ..states.base import State
 from ..states.layout import Spec
 from .biases import PLAIN, Scores
+from .entry_codes import decode, encode, steps_of, stored_width, value_dim_of
 from .far_cache import FarCache
 from .kernel import NearFar
 from .positions import Positions
@@ -30,10 +31,10 @@ class NearFarState(State):
     """The state of a near/far call. Heads may have different numbers of slots, so these lie one head after the other.
 
     Attributes:
-        sink: (..., H, sinks, E), the first tokens of the sequence. Like `near` and `slots` in the type of the kernel's
-            `state_bits`; everything else is in the type that calls compute in.
-        near: (..., H, T, E), the last T tokens.
-        slots: (..., slots of all heads, E), weighted means of the keys and values that were merged.
+        sink: (..., H, sinks, W), the first tokens of the sequence. W is E, or more in 8 bits. Like `near` and `slots` in the
+            type of the kernel's `state_bits` (see entry_codes); everything else is in the type that calls compute in.
+        near: (..., H, T, W), the last T tokens.
+        slots: (..., slots of all heads, W), weighted means of the keys and values that were merged.
         bias: (..., slots of all heads), added to x.k of a slot; 0 for a single key, -inf for an empty slot.
         received: (..., slots of all heads, 2), the attention that a slot received, and from how many queries.
         near_received: (..., H, window, 2), the same of the tokens before the position `entered`.
@@ -63,9 +64,9 @@ class NearFarState(State):
 
     form: ClassVar[str] = "nearfar"
     table: ClassVar[dict[str, Spec]] = {
-        "sink": Spec(("H", "sinks", "E")),
-        "near": Spec(("H", "T", "E")),
-        "slots": Spec(("C", "E")),
+        "sink": Spec(("H", "sinks", "W"), "entry"),
+        "near": Spec(("H", "T", "W"), "entry"),
+        "slots": Spec(("C", "W"), "entry"),
         "bias": Spec(("C",), "log"),
         "received": Spec(("C", "two"), "statistic"),
         "near_received": Spec(("H", "window", "two"), "statistic"),
@@ -86,15 +87,15 @@ class NearFarState(State):
         B, heads, _, D = query.shape
         H, E, samples = key.shape[1], D + value.shape[-1], kernel.block // kernel.stride
         like = query.new_empty(B, dtype=compute_dtype(query.dtype))
-        stored = kernel.entry_dtype(like.dtype)
+        stored, W = kernel.entry_dtype(like.dtype), stored_width(kernel.state_bits, D, E - D)
         recalling = sum(blocks > 0 for blocks in kernel.recalls(H))
         far = _far_fields([FarCache.empty(like, recalling, D, E - D, kernel)] if recalling else [])
         none = torch.zeros(B, dtype=torch.int64, device=query.device)
         return NearFarState(
             signature,
-            sink=like.new_zeros(B, H, kernel.sinks, E, dtype=stored),
-            near=like.new_zeros(B, H, 0, E, dtype=stored),
-            slots=like.new_zeros(B, 0, E, dtype=stored),
+            sink=like.new_zeros(B, H, kernel.sinks, W, dtype=stored),
+            near=like.new_zeros(B, H, 0, W, dtype=stored),
+            slots=like.new_zeros(B, 0, W, dtype=stored),
             bias=like.new_zeros(B, 0),
             received=like.new_zeros(B, 0, 2),
             near_received=like.new_zeros(B, H, kernel.window, 2),
@@ -131,14 +132,30 @@ class NearFarState(State):
         return replace(self, near=self.near[..., :keep, :], near_received=received, tokens=new)
 
     def _check_sizes(self, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+        coded = [tensors[name].dtype == torch.int8 for name in ENTRIES]
+        if any(coded) != all(coded):
+            raise ValueError("its sink, near and slots must be int8, or none of them.")
         if sizes["two"] != 2:
             raise ValueError(f"received, near_received and moments are pairs of numbers, got {sizes['two']}.")
+        dim, numbers = sizes["D1"] - 1, sizes["W"]
+        if coded[0]:
+            value_dim = value_dim_of(numbers, dim) if dim > 0 else None
+            if value_dim is None:
+                raise ValueError(f"its keys of dim {dim} and their values cannot be {numbers} bytes wide.")
+            numbers = dim + value_dim
+        if sizes.setdefault("E", numbers) != numbers:
+            raise ValueError(f"its far tokens have {sizes['E']} numbers, its keys and values {numbers}.")
         if not 2 <= sizes["D1"] <= sizes["E"] + 1:
             raise ValueError(f"its moments are of dim {sizes['D1'] - 1}, its keys and values of {sizes['E']} numbers.")
         if "R" in sizes and not {"far_entries", "far_bounds", "far_slot", "far_log_share"} <= set(tensors):
             raise ValueError("far_entries, far_bounds, far_slot and far_log_share must be given together.")
 
     def _check_values(self, tensors: dict[str, Tensor], sizes: dict[str, int]) -> None:
+        for name in ENTRIES:
+            if tensors[name].dtype == torch.int8 and not bool(
+                steps_of(tensors[name], sizes["D1"] - 1).isfinite().all()
+            ):
+                raise ValueError(f"its {name} must be finite, but holds NaN or infinity.")
         rows = zip(tensors["tokens"].flatten().tolist(), tensors["merged"].flatten().tolist(), strict=True)
         for tokens, merged in rows:
             if merged > tokens:
@@ -172,7 +189,8 @@ class NearFarState(State):
             else:
                 fields = {name: torch.stack([part[h] for h in heads], 1) for name, part in parts.items()}
                 fields |= {name: x[:, heads] for name, x in self._named(_BY_HEAD).items()}
-            fields |= {name: fields[name].to(self.bias.dtype) for name in ENTRIES}
+            dim = self.moments.shape[-1] - 1
+            fields |= {name: decode(fields[name], dim, self.bias.dtype) for name in ENTRIES}
             cache = self._far_cache(kernel, heads)
             own = scores if len(kinds) == 1 else scores.of_heads(heads)
             groups.append(HeadGroup(heads=heads, budget=budget, positions=positions, cache=cache, scores=own, **fields))
@@ -213,7 +231,8 @@ class NearFarState(State):
             shared = {name: torch.stack([getattr(group, name)[:, i] for group, i in ordered], 1) for name in _BY_HEAD}
             shared |= {name: torch.cat([getattr(g, name)[:, i] for g, i in ordered], 1) for name in _BY_SLOT}
             caches = [group.cache.head(i) for group, i in ordered if group.cache is not None]
-        shared |= {name: shared[name].to(kernel.entry_dtype(first.bias.dtype)) for name in ENTRIES}
+        dim = first.moments.shape[-1] - 1
+        shared |= {name: encode(shared[name], dim, kernel.state_bits) for name in ENTRIES}
         return NearFarState(signature, tokens=tokens, merged=merged, entered=entered, **shared, **_far_fields(caches))
 
 

@@ -21,6 +21,9 @@ def check_kernel(state: NearFarState, sizes: dict[str, int], kernel: NearFar, gr
         )
     try:
         _check_sizes(sizes, kernel)
+        if (sizes["W"] > sizes["E"]) != (kernel.state_bits == 8):
+            stored = "codes in 8 bits" if sizes["W"] > sizes["E"] else "floating-point numbers"
+            raise ValueError(f"it holds {stored}; its kernel stores {kernel.state_bits} bits.")
         if any(kernel.recalls(sizes["H"])):
             _check_recall(state, sizes, kernel)
         elif "R" in sizes:

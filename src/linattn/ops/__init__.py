@@ -1,6 +1,6 @@
 """The update rules: for each a step-by-step definition (reference) and a chunked form in torch (chunk).
 
-Every form of a rule takes the same canonical tensors, checked by linattn.functional:
+Every form of a rule takes one description of a call (<rule>/call.py), with canonical tensors checked by linattn.functional:
 
     query (B, Hq, T, D), key (B, Hk, T, D), value (B, H, T, M), log_decay None, (B, H, T) or (B, H, T, D), mask (B, T) or None,
     state (B * n, H, D, M) or None, with n sequences in every batch entry, whose bounds are cu_seqlens (None: n = 1).

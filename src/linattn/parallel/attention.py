@@ -135,10 +135,7 @@ def _over_shards(arguments: Arguments, who: Members, schedule: Schedule) -> Tens
     else:
         out, final = run_full(rule, layout, state=arguments.state, return_state=arguments.return_state)
     out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values(), *kernel.parameters())
-    if not arguments.return_state:
-        return out
-    assert final is not None
-    return out, final
+    return out if final is None else (out, final)
 
 
 def layout_of(cu_seqlens: object, tokens: int, device: torch.device, who: Members) -> Layout:

@@ -49,10 +49,7 @@ def causal_conv1d(
         layout = layout_of(cu_seqlens, x.shape[-1], x.device, who)
         out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule="gather")
     out = connected(out, x, weight, bias)
-    if not return_state:
-        return out
-    assert isinstance(final, ConvState)
-    return out, final
+    return (out, final) if isinstance(final, ConvState) else out
 
 
 @dataclass(frozen=True)

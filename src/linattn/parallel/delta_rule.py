@@ -10,6 +10,7 @@ from ..engines.call import EngineName
 from ..functional import decayed_sums as sums
 from ..functional import routing
 from ..functional.delta_rule import delta_rule as local_delta_rule
+from ..functional.recurrent import RuleArguments
 from ..functional.recurrent_checks import check_heads, check_same_tokens
 from ..ops.packing import CuSeqlens
 from ..states import State
@@ -42,17 +43,11 @@ def delta_rule(
     group: GroupLike = None,
     schedule: Schedule = "auto",
 ) -> Tensor | tuple[Tensor, State]:
-    """linattn.delta_rule over a sequence whose tokens are shared by the processes of a group.
-
-    Every process passes its own shard, a contiguous part of the tokens in the order of the ranks, and gets its rows. Shards
-    may differ in length and may be empty. All processes call with the same options; for gradients, all call backward.
+    """linattn.delta_rule over shards of a sequence, under the same rules as linattn.parallel.attention.
 
     Args:
         query, key, value, beta, log_decay, key_mask: of this process's tokens, as in linattn.delta_rule.
-        cu_seqlens: bounds of packed sequences over the tokens of ALL processes, the same on each; sequences may cross shards.
-        state: the state before the first shard, the same on every process.
-        return_state: also return the state after the last shard, on every process.
-        group: a process group, a 1-D DeviceMesh or one with a dimension called "sequence"; None: all processes.
+        cu_seqlens, state, return_state, group: as in linattn.parallel.attention.
         schedule: "gather" (states and transition matrices of all to all, about 3.4 times the work of one process), "scan"
             (states from process to process, by groups of heads, with no extra work), "mixed" (as in
             linattn.parallel.attention), or "auto", whichever is expected to take the least time.
@@ -60,26 +55,20 @@ def delta_rule(
     Returns:
         (..., heads, tokens of this process, value dim); with return_state, that and the State.
     """
-    options: dict[str, Any] = {"scale": scale, "normalize_qk": normalize_qk, "enable_gqa": enable_gqa, "engine": engine}
-    tokens: dict[str, Any] = {"query": query, "key": key, "value": value, "beta": beta}
-    tokens |= {"log_decay": log_decay, "key_mask": key_mask}
+    arguments = RuleArguments(
+        *(query, key, value, beta, log_decay, scale, normalize_qk),
+        *(key_mask, enable_gqa, cu_seqlens, state, return_state, engine),
+    )
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            return local_delta_rule(**tokens, **options, cu_seqlens=cu_seqlens, state=state, return_state=return_state)
+            alone: Any = arguments._asdict()
+            return local_delta_rule(**alone)
         if not isinstance(beta, Tensor):
             raise TypeError(
                 f"beta must be a floating-point tensor (..., value heads, tokens), got {type(beta).__name__}."
             )
-        read, batch, flat = _read(tokens, enable_gqa)
-        rule = DeltaRule(
-            function=local_delta_rule,
-            tokens=read,
-            options={**options, "enable_gqa": True, "return_state": True},
-            batch=len(batch),
-            extra_work=DELTA_EXTRA,
-        )
-        return _run(rule, who, flat, cu_seqlens, state, return_state, schedule)
+        return _over_shards(arguments, who, schedule)
 
 
 def decayed_sums(
@@ -87,34 +76,21 @@ def decayed_sums(
     key: Tensor,
     value: Tensor,
     *,
-    log_decay: Tensor | None = None,
-    scale: float | None = None,
-    key_mask: Tensor | None = None,
-    enable_gqa: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
-    state: State | None = None,
     return_state: bool = True,
-    engine: EngineName = "auto",
     group: GroupLike = None,
     schedule: Schedule = "auto",
+    **options: Any,
 ) -> tuple[Tensor, State | None]:
-    """Decayed sums over shards, for the layers of linattn.nn: arguments as in `delta_rule`. The state is None without
-    return_state."""
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa, "engine": engine}
-    tokens: dict[str, Any] = {"query": query, "key": key, "value": value, "log_decay": log_decay, "key_mask": key_mask}
+    """Decayed sums over shards, for the layers of linattn.nn. The state is None without return_state.
+
+    options: the other arguments of linattn.functional.decayed_sums, as in `delta_rule`.
+    """
+    arguments = RuleArguments(query, key, value, return_state=return_state, **options)
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            return sums.decayed_sums(**tokens, **options, cu_seqlens=cu_seqlens, state=state)
-        read, batch, flat = _read(tokens, enable_gqa)
-        rule = _Decayed(
-            function=sums.decayed_sums,
-            tokens=read,
-            options={**options, "enable_gqa": True},
-            batch=len(batch),
-            extra_work=DECAYED_EXTRA,
-        )
-        found = _run(rule, who, flat, cu_seqlens, state, return_state, schedule)
+            return sums.decayed_sums(**arguments.of_sums())
+        found = _over_shards(arguments, who, schedule)
         return found if isinstance(found, tuple) else (found, None)
 
 
@@ -126,10 +102,27 @@ class _Decayed(SumsRule):
         )
 
 
-def _read(tokens: Mapping[str, Tensor | None], enable_gqa: bool) -> tuple[Tensors, tuple[int, ...], bool]:
+def _over_shards(arguments: RuleArguments, who: Members, schedule: Schedule) -> Tensor | tuple[Tensor, State]:
+    tokens, batch, flat = _read(arguments)
+    options: dict[str, Any] = {"scale": arguments.scale, "engine": arguments.engine, "enable_gqa": True}
+    rule: SumsRule | DeltaRule
+    if arguments.beta is None:
+        rule = _Decayed(sums.decayed_sums, tokens, options, len(batch), DECAYED_EXTRA)
+    else:
+        options |= {"normalize_qk": arguments.normalize_qk, "return_state": True}
+        rule = DeltaRule(local_delta_rule, tokens, options, len(batch), DELTA_EXTRA)
+    layout = layout_of(arguments.cu_seqlens, tokens["key"].shape[-2], tokens["key"].device, who)
+    state, return_state = arguments.state, arguments.return_state
+    out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)
+    out = connected(out.squeeze(-3) if flat else out, *tokens.values())
+    return out if final is None else (out, final)
+
+
+def _read(arguments: RuleArguments) -> tuple[Tensors, tuple[int, ...], bool]:
     """Tokens with a head dimension and gates of full shape; the batch dimensions; whether there were no heads."""
-    found = {name: x for name, x in tokens.items() if x is not None}
-    query, key, value = found["query"], found["key"], found["value"]
+    names = ("query", "key", "value", "beta", "log_decay", "key_mask")
+    found = {name: x for name in names if (x := getattr(arguments, name)) is not None}
+    query, key, value = arguments[:3]
     check_same_tokens(query, key, value)
     flat = query.dim() == 2
     if flat:
@@ -137,7 +130,7 @@ def _read(tokens: Mapping[str, Tensor | None], enable_gqa: bool) -> tuple[Tensor
         if "log_decay" in found and found["log_decay"].dim() == 2:
             found["log_decay"] = found["log_decay"].unsqueeze(0)
         query, key, value = found["query"], found["key"], found["value"]
-    batch = check_heads(query, key, value, enable_gqa)
+    batch = check_heads(query, key, value, arguments.enable_gqa)
     heads, count = value.shape[-3:-1]
     for name in ("beta", "log_decay"):
         if name not in found:
@@ -152,21 +145,3 @@ def _read(tokens: Mapping[str, Tensor | None], enable_gqa: bool) -> tuple[Tensor
             raise TypeError(f"key_mask must be a bool tensor (batch, tokens), True = use the token, got {mask.dtype}.")
         found["key_mask"] = expanded("key_mask", mask, (*batch, count))
     return found, batch, flat
-
-
-def _run(
-    rule: SumsRule | DeltaRule,
-    who: Members,
-    flat: bool,
-    cu_seqlens: CuSeqlens | None,
-    state: State | None,
-    return_state: bool,
-    schedule: Schedule,
-) -> Tensor | tuple[Tensor, State]:
-    layout = layout_of(cu_seqlens, rule.tokens["key"].shape[-2], rule.tokens["key"].device, who)
-    out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)
-    out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values())
-    if not return_state:
-        return out
-    assert final is not None
-    return out, final

@@ -21,12 +21,12 @@ def share(heads: int, who: Members) -> list[int]:
 
 def to_heads(x: Tensor, heads: Sequence[int], lengths: Sequence[int], who: Members) -> Tensor:
     """(B, H, tokens of this process, D) -> (B, heads of this process, all tokens, D)."""
-    return _ToHeads.apply(x, list(heads), list(lengths), who)
+    return _Scatter.apply(x, True, list(heads), list(lengths), who)
 
 
 def to_tokens(x: Tensor, heads: Sequence[int], lengths: Sequence[int], who: Members) -> Tensor:
     """The inverse of `to_heads`."""
-    return _ToTokens.apply(x, list(heads), list(lengths), who)
+    return _Scatter.apply(x, False, list(heads), list(lengths), who)
 
 
 def _scatter_heads(x: Tensor, heads: list[int], lengths: list[int], who: Members, kind: str) -> Tensor:
@@ -43,30 +43,21 @@ def _scatter_tokens(x: Tensor, heads: list[int], lengths: list[int], who: Member
     return torch.cat([part.view(B, h, mine, D) for part, h in zip(found, heads, strict=True)], 1)
 
 
-class _ToHeads(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
+    """Tokens of all heads -> heads of all tokens, or the inverse; each is the gradient of the other."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: list[int], lengths: list[int], who: Members) -> Tensor:
-        ctx.call = heads, lengths, who
-        return _scatter_heads(x, heads, lengths, who, "forward")
+    def forward(ctx: Any, x: Tensor, by_heads: bool, heads: list[int], lengths: list[int], who: Members) -> Tensor:
+        ctx.call = by_heads, heads, lengths, who
+        scatter = _scatter_heads if by_heads else _scatter_tokens
+        return scatter(x, heads, lengths, who, "forward")
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        heads, lengths, who = ctx.call
-        return _scatter_tokens(grad, heads, lengths, who, "backward"), None, None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, heads: list[int], lengths: list[int], who: Members) -> Tensor:
-        ctx.call = heads, lengths, who
-        return _scatter_tokens(x, heads, lengths, who, "forward")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        heads, lengths, who = ctx.call
-        return _scatter_heads(grad, heads, lengths, who, "backward"), None, None, None
+        by_heads, heads, lengths, who = ctx.call
+        scatter = _scatter_tokens if by_heads else _scatter_heads
+        return scatter(grad, heads, lengths, who, "backward"), None, None, None, None
 
 
 def gather_tokens(x: Tensor, lengths: Sequence[int], who: Members) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..engines.native import delta_rule as native_delta_rule
-from ..functional.recurrent import choose, read_call
+from ..functional.recurrent import RuleArguments, choose, read_call
 from ..ops.delta_rule import chunk
+from ..ops.delta_rule.call import DeltaRuleCall
 from ..ops.delta_rule.transition import transition
 from ..states import State
 from .messages import Tensors
@@ -30,6 +31,11 @@ _TOKENS = {
     "key_mask": -1,
 }
 LOWEST = -1e6  # the exponential of it is 0
+
+
+def named(tokens: Mapping[str, Tensor]) -> Tensors:
+    """By the names of the arguments: log_decay may be per head or per channel."""
+    return {name.removesuffix("_channels"): x for name, x in tokens.items()}
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,8 @@ class TokenRule:
     def _call(
         self, tokens: Mapping[str, Tensor], state: State | None, bounds: tuple[int, ...] | None = None
     ) -> tuple[Tensor, State]:
-        given = {name.removesuffix("_channels"): x for name, x in tokens.items()}
         cu_seqlens = None if bounds is None else list(bounds)
-        return self.function(**given, **self.options, cu_seqlens=cu_seqlens, state=state)
+        return self.function(**named(tokens), **self.options, cu_seqlens=cu_seqlens, state=state)
 
     def _narrowed(self, start: int, length: int) -> dict[str, Tensor]:
         return {name: x.narrow(_TOKENS[name], start, length) for name, x in self.tokens.items()}
@@ -156,23 +161,11 @@ class DeltaRule(TokenRule):
         if fresh or tokens["key"].shape[-2] == 0:
             after = self._call(tokens, state)[1] if tokens["key"].shape[-2] or state is not None else self.empty()
             return {**after.tensors(), "transition": self.identity()["transition"]}
-        call = read_call(
-            "delta_rule",
-            tokens["query"],
-            tokens["key"],
-            tokens["value"],
-            beta=tokens["beta"],
-            log_decay=tokens.get("log_decay", tokens.get("log_decay_channels")),
-            key_mask=tokens.get("key_mask"),
-            enable_gqa=True,
-            cu_seqlens=None,
-            state=None,
-        )
-        assert call.beta is not None
+        given: Any = {**named(tokens), "normalize_qk": self.options["normalize_qk"], "enable_gqa": True}
+        call = read_call("delta_rule", RuleArguments(**given))
+        assert isinstance(call.inputs, DeltaRuleCall)
         rule = native_delta_rule.delta_rule if choose(self.options["engine"], call) else chunk.delta_rule
-        normalize = self.options["normalize_qk"]
-        gates = call.beta, call.log_decay, call.mask
-        local, moved = transition(call.key, call.value, *gates, normalize_qk=normalize, rule=rule)
+        local, moved = transition(call.inputs, rule)
         after = call.state_after(local)
         return {**after.tensors(), "transition": moved.reshape(*after.S.shape[:-1], after.S.shape[-2])}
 

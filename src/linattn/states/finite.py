@@ -13,7 +13,7 @@ def of_state(state: State | None) -> dict[str, Tensor]:
     if state is None:
         return {}
     kinds = {name: spec.kind for name, spec in state.table.items()}
-    return {f"the state's {name}": x for name, x in state.tensors().items() if kinds[name] == "float"}
+    return {f"the state's {name}": x for name, x in state.tensors().items() if kinds[name] in ("float", "entry")}
 
 
 def refuse(dtype: torch.dtype, **tokens: Tensor) -> NoReturn:

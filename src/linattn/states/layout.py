@@ -17,6 +17,7 @@ WORDS = {
     "D": "dim",
     "D1": "dim + 1",
     "E": "dim + value dim",
+    "W": "dim + value dim",
     "G": "query heads per kv head",
     "N": "tokens",
     "T": "near tokens",
@@ -32,7 +33,8 @@ class Spec(NamedTuple):
     """One tensor of a state: its dimensions behind the batch dimensions, by name, and the kind of its numbers.
 
     kind: "float"; "statistic", a float that may have left its range; "log", a float between -1e30 and 1e30, or
-    -inf for the logarithm of 0; "count", an integer >= 0; "flag", a bool; "code", a float or an int8.
+    -inf for the logarithm of 0; "count", an integer >= 0; "flag", a bool; "code" and "entry", a float or an int8, which
+    must be finite if it is an entry.
     """
 
     dims: tuple[str, ...]
@@ -47,6 +49,7 @@ DTYPES = {
     "count": INTEGERS,
     "flag": (torch.bool,),
     "code": (*FLOATS, torch.int8),
+    "entry": (*FLOATS, torch.int8),
 }
 _FLOATING = "must be float16, bfloat16, float32 or float64"
 EXPECTED = {
@@ -56,6 +59,7 @@ EXPECTED = {
     "count": "must be integers",
     "flag": "must be bool",
     "code": "must be floating point or int8",
+    "entry": "must be floating point or int8",
 }
 
 
@@ -106,7 +110,7 @@ def check_values(tensors: Mapping[str, Tensor], table: Mapping[str, Spec], finit
         elif kind == "log":
             if not bool(((x.abs() < LARGEST_LOG) | (x == -torch.inf)).all()):
                 raise ValueError(f"its {name} must lie between -1e30 and 1e30, or be -inf for the logarithm of 0.")
-        elif finite and kind == "float" and not bool(torch.isfinite(x).all()):
+        elif finite and kind in ("float", "entry") and not bool(torch.isfinite(x).all()):
             raise ValueError(f"its {name} must be finite, but holds NaN or infinity.")
 
 
@@ -121,7 +125,7 @@ def extremes(counts: Tensor) -> tuple[int, int]:
 
 def cast(x: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     """The tensor as the engines need it: floats in `dtype`, counts in int64, no lazy negation."""
-    if kind in ("float", "statistic", "log"):
+    if kind in ("float", "statistic", "log") or (kind == "entry" and x.is_floating_point()):
         x = x if x.dtype == dtype else x.to(dtype)
     elif kind == "count":
         x = x if x.dtype == torch.int64 else x.to(torch.int64)

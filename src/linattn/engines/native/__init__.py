@@ -38,12 +38,13 @@ def shape_refusal(query: Sequence[int], key: Sequence[int], value: Sequence[int]
 def tensor_refusal(*tensors: Tensor) -> str | None:
     """Why a call with these tensors cannot be served, or None."""
     for x in tensors:
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             return f"the tensors are on {x.device}, and it runs on CPUs"
     if torch.compiler.is_compiling():
         return None
-    kinds = sorted({type(x).__name__ for x in tensors if type(x) not in (Tensor, Parameter)})
-    if kinds:
+    others = [x for x in tensors if type(x) is not Tensor and type(x) is not Parameter]
+    if others:
+        kinds = sorted({type(x).__name__ for x in others})
         return f"the tokens are {', '.join(kinds)}, whose memory only torch's own operators can read"
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms need torch's own operators"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...ops.causal_conv1d.call import CausalConv1dCall
 from ...ops.causal_conv1d.streams import convolve_streams
 from . import output_pool
 from .bindings import check_flags
@@ -41,45 +42,35 @@ def _entries() -> dict[str, Callable[..., int]]:
     return load_entries(ConvCall, "conv_call", ["conv", "conv_backward"])
 
 
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    bounds: Sequence[int] | None = None,
-    state: Tensor | None = None,
-    *,
-    silu: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.causal_conv1d) -> out (b, c, t), the last inputs (b * n, c, w - 1), of x's dtype.
+def causal_conv1d(call: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """out (b, c, t) and the last inputs (b * n, c, w - 1), of x's dtype.
 
     x may be float32, float16 or bfloat16, of any strides; everything is computed in float32.
     """
+    x, weight, bias, state, bounds, silu, mask = call
     weight = weight.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
     state = None if state is None else state.to(x.dtype)
     if mask is not None:
 
         def convolve(stream: Tensor) -> Tensor:
-            return _apply(stream, weight, bias, None, [0, stream.shape[2]], silu)[0]
+            return _apply(CausalConv1dCall(stream, weight, bias, None, None, silu))[0]
 
-        return convolve_streams(convolve, x, mask, bounds, state, weight.shape[1] - 1)
-    return _apply(x, weight, bias, state, [0, x.shape[2]] if bounds is None else list(bounds), silu)
+        return convolve_streams(convolve, call._replace(state=state))
+    return _apply(CausalConv1dCall(x, weight, bias, state, bounds, silu))
 
 
-def _apply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, bounds: list[int], silu: bool
-) -> tuple[Tensor, Tensor]:
-    given = [y for y in (x, weight, bias, state) if y is not None]
-    run = _forward if eligible(*given) else _conv
-    out, last = run(x, weight, bias, state, bounds, silu)
+def _apply(call: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """Without a mask; weight and bias float32 and contiguous, the state of x's dtype."""
+    if eligible(*[x for x in call[:4] if x is not None]):
+        return _forward(call)
+    out, last = _conv(*call[:4], list(call.ends), call.silu)
     return out, last
 
 
-def _call(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, bounds: list[int], silu: bool
-) -> tuple[ConvCall, Any]:
-    """The call, and what must stay alive with it."""
+def _inputs(described: CausalConv1dCall, bounds: Sequence[int]) -> tuple[ConvCall, Any]:
+    """The library's structure with everything that a call reads, and what must stay alive with it."""
+    x, weight, bias, state, _, silu, _ = described
     call = ConvCall()
     call.batch, call.channels, call.tokens = x.shape
     call.width, call.sequences = weight.shape[1], len(bounds) - 1
@@ -90,44 +81,27 @@ def _call(
     return call, edges
 
 
-def _forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    bounds: list[int],
-    silu: bool,
-    out_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """out, last inputs. out_state: takes the new state, and may be `state` itself; of x's dtype."""
-    out = empty_like(x)
-    last = x.new_empty(_state_shape(x, weight, bounds)) if out_state is None else out_state
-    call, edges = _call(x, weight, bias, state, bounds, silu)
+def _forward(described: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """out, last inputs."""
+    x, bounds = described.x, described.ends
+    out, last = empty_like(x), x.new_empty(_state_shape(x, described.weight, bounds))
+    call, edges = _inputs(described, bounds)
     call.out, call.state_new = strided(out), strided(last)
     check_flags(_entries()["conv"](ctypes.byref(call)))
     del edges
     return out, last
 
 
-decode = _forward  # with bounds [0, 1]: one token, without gradients
-
-
-def _state_shape(x: Tensor, weight: Tensor, bounds: list[int]) -> tuple[int, int, int]:
+def _state_shape(x: Tensor, weight: Tensor, bounds: Sequence[int]) -> tuple[int, int, int]:
     return x.shape[0] * (len(bounds) - 1), x.shape[1], weight.shape[1] - 1
 
 
 def _backward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    bounds: list[int],
-    silu: bool,
-    grad_out: Tensor,
-    grad_last: Tensor | None,
+    described: CausalConv1dCall, grad_out: Tensor, grad_last: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x and the state in their dtype, of weight and bias in float32."""
-    call, edges = _call(x, weight, bias, state, bounds, silu)
+    x, weight, bounds = described.x, described.weight, described.ends
+    call, edges = _inputs(described, bounds)
     grad_x, grad_state = empty_like(x), x.new_empty(_state_shape(x, weight, bounds))
     call.grad_out, call.grad_x = strided(grad_out), strided(grad_x)
     call.grad_state_new, call.grad_state = strided(grad_last), strided(grad_state)
@@ -139,15 +113,12 @@ def _backward(
     return grad_x, grad_weight.sum(0), grad_bias.sum(0), grad_state
 
 
+# The fields of a CausalConv1dCall without its mask.
 _INPUTS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, int[] bounds, bool silu"
-_conv = define(
-    "causal_conv1d",
-    _forward,
-    f"({_INPUTS}) -> (Tensor, Tensor)",
-)
+_conv = define("causal_conv1d", lambda *flat: _forward(CausalConv1dCall(*flat)), f"({_INPUTS}) -> (Tensor, Tensor)")
 _conv_backward = define(
     "causal_conv1d_backward",
-    _backward,
+    lambda *flat: _backward(CausalConv1dCall(*flat[:-2]), *flat[-2:]),
     f"({_INPUTS}, Tensor grad_out, Tensor? grad_last) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 

@@ -5,32 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.decayed_sums.call import DecayedSumsCall
 from . import decayed_sums_bindings as bindings
 from . import output_pool
 from .decayed_sums_bindings import available, decode
-from .operators import define, empty_floats
+from .operators import define_call, empty_floats
 from .plans import eligible
 
 __all__ = ["available", "decayed_sums", "decode"]
 
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens"
-forward_op = define(
-    "decayed_sums",
-    bindings.forward,
-    f"({_INPUTS}, Tensor? state, float scale, bool train) -> (Tensor, Tensor, Tensor)",
-)
-backward_op = define(
-    "decayed_sums_backward",
-    bindings.backward,
-    f"({_INPUTS}, float scale, Tensor checkpoints, Tensor grad_out, Tensor? grad_final)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+BACKWARD = "Tensor checkpoints, Tensor grad_out, Tensor? grad_final"
+forward_op = define_call("decayed_sums", DecayedSumsCall, bindings.forward, "bool train", 3)
+backward_op = define_call("decayed_sums_backward", DecayedSumsCall, bindings.backward, BACKWARD, 5)
 
 
 @forward_op.register_fake
-def _(
-    query: Any, key: Any, value: Any, log_decay: Any, mask: Any, cu_seqlens: Any, state: Any, scale: Any, train: Any
-) -> Any:
+def _(*flat: Any) -> Any:
+    query, key, value, _log_decay, _mask, cu_seqlens, _state, _scale, train = flat
     heads, dims = value.shape[1], (key.shape[3], value.shape[3])
     bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
     rows = query.shape[0], max(query.shape[1], heads), query.shape[2], value.shape[3]
@@ -41,18 +32,8 @@ def _(
 
 
 @backward_op.register_fake
-def _(
-    query: Any,
-    key: Any,
-    value: Any,
-    log_decay: Any,
-    mask: Any,
-    cu_seqlens: Any,
-    scale: Any,
-    checkpoints: Any,
-    grad_out: Any,
-    grad_final: Any,
-) -> Any:
+def _(*flat: Any) -> Any:
+    query, key, value, log_decay, _mask, cu_seqlens, *_ = flat
     sequences = 1 if cu_seqlens is None else len(cu_seqlens) - 1
     state = empty_floats(query, key.shape[0] * sequences, value.shape[1], key.shape[3], value.shape[3])
     decay = empty_floats(query, 0) if log_decay is None else empty_floats(query, *log_decay.shape)
@@ -72,8 +53,8 @@ def _grads(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, _checkp
     if grad_out is None:
         shape = (query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3])
         grad_out = query.new_zeros(shape)
-    inputs = query, key, value, log_decay, mask, ctx.cu_seqlens
-    grads = backward_op(*inputs, ctx.scale, checkpoints, grad_out, grad_final)
+    call = DecayedSumsCall(query, key, value, log_decay, mask, ctx.cu_seqlens, None, ctx.scale)
+    grads = backward_op(*call, checkpoints, grad_out, grad_final)
     return (
         *(grad.to(x.dtype) for grad, x in zip(grads[:3], (query, key, value), strict=True)),
         None if log_decay is None else grads[3],
@@ -93,21 +74,11 @@ forward_op.register_autograd(_grads, setup_context=_context)
 backward_op.register_autograd(_refuse_second_derivative)
 
 
-def decayed_sums(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def decayed_sums(call: DecayedSumsCall) -> tuple[Tensor, Tensor]:
     """Output (B, Ho, T, M) in the query's dtype and final state (B n, H, D, M); differentiable."""
-    tensors = [x for x in (query, key, value, log_decay, mask, state) if x is not None]
+    tensors = [x for x in (*call[:5], call.state) if x is not None]
     if eligible(*tensors):
-        return bindings.forward(query, key, value, log_decay, mask, cu_seqlens, state, scale, False)[:2]
+        return bindings.forward(call, False)[:2]
     train = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    out, final, _ = forward_op(query, key, value, log_decay, mask, cu_seqlens, state, scale, train)
+    out, final, _ = forward_op(*call, train)
     return out, final

@@ -1,9 +1,8 @@
 """Sums with decay, without a denominator: S <- exp(g_t) S + k_t v_t^T, out_t = scale q_t^T S.
 
 Retention, lightning attention, simple GLA and Mamba-2's SSD have one decay for each head and token, GLA one for each row
-of S. Shapes: query (B, Hq, T, D), key (B, Hk, T, D), value (B, H, T, M), log_decay (B, H, T) or (B, H, T, D); Hk divides
-H, and Hq divides H or is a multiple of it. The output has Ho = max(Hq, H) heads. Callers have checked all of that.
-decayed_sums.py has the differentiable function.
+of S. Callers have checked the shapes of a DecayedSumsCall: Hk divides H, and Hq divides H or is a multiple of it. The output
+has Ho = max(Hq, H) heads. decayed_sums.py has the differentiable function.
 """
 
 import ctypes
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...ops.decayed_sums.call import DecayedSumsCall
 from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
 from .output_pool import FLOATS, empty_rows
@@ -92,17 +92,8 @@ def _strides(x: Tensor) -> Any:
 class Inputs:
     """The tensors of a call in the form the library takes, and the structure that points at them."""
 
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        log_decay: Tensor | None,
-        mask: Tensor | None,
-        cu_seqlens: list[int] | None,
-        state: Tensor | None,
-        scale: float,
-    ) -> None:
+    def __init__(self, described: DecayedSumsCall) -> None:
+        query, key, value, log_decay, mask, cu_seqlens, state, scale = described
         query, key, value = rows(query), rows(key), rows(value)
         bounds = [0, key.shape[2]] if cu_seqlens is None else cu_seqlens
         self.sequences = len(bounds) - 1
@@ -136,30 +127,20 @@ class Inputs:
 
 
 def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    scale: float,
-    train: bool,
-    step: Tensor | None = None,
-    skip: Tensor | None = None,
+    described: DecayedSumsCall, train: bool, step: Tensor | None = None, skip: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output rows, final state, and with `train` the states that the backward pass starts from, else an empty tensor.
 
     Mamba-2's, without gradients: values are multiplied by step (B, H, T), and skip (H) times the value itself is added to the
     output. Both float32; log_decay must be (B, H, T) then.
     """
-    inputs = Inputs(query, key, value, log_decay, mask, cu_seqlens, state, scale)
+    inputs = Inputs(described)
     call = inputs.call
     if step is not None:
         call.input, call.input_stride = step.data_ptr(), _strides(step)
     if skip is not None:
         call.skip = skip.data_ptr()
-    out, final = empty_rows(inputs.out_shape, value), FLOATS.new_empty(inputs.state_shape)
+    out, final = empty_rows(inputs.out_shape, described.value), FLOATS.new_empty(inputs.state_shape)
     checkpoints = FLOATS.new_empty(inputs.checkpoint_shape if train else (0,))
     inputs.set_out(out)
     call.state_new = final.data_ptr()
@@ -170,19 +151,11 @@ def forward(
 
 
 def backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    scale: float,
-    checkpoints: Tensor,
-    grad_out: Tensor,
-    grad_final: Tensor | None,
+    described: DecayedSumsCall, checkpoints: Tensor, grad_out: Tensor, grad_final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Float32 gradients of query, key, value, log_decay (empty without one) and initial state."""
-    inputs = Inputs(query, key, value, log_decay, mask, cu_seqlens, None, scale)
+    log_decay = described.log_decay
+    inputs = Inputs(described)
     call = inputs.call
     grad_out = rows(grad_out)
     call.segment, call.checkpoints = SEGMENT, checkpoints.data_ptr()
@@ -190,7 +163,7 @@ def backward(
     if grad_final is not None:
         grad_final = grad_final.contiguous()
         call.grad_state_new = grad_final.data_ptr()
-    grads = [pooled_empty(*x.shape) for x in (query, key, value)]
+    grads = [pooled_empty(*x.shape) for x in described[:3]]
     grad_decay = FLOATS.new_empty((0,) if log_decay is None else log_decay.shape)
     grad_state = FLOATS.new_empty(inputs.state_shape)
     call.grad_query, call.grad_key, call.grad_value = [x.data_ptr() for x in grads]
@@ -203,17 +176,17 @@ def backward(
 _plans: dict[tuple[object, ...], StepPlan] = {}
 
 
-def step_plan(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None, *, scale: float) -> StepPlan:
+def step_plan(call: DecayedSumsCall) -> StepPlan:
     """Of one-token calls like this one, whose coordinates are contiguous."""
-    tokens = query, key, value
+    tokens, log_decay = call[:3], call.log_decay
     decay = None if log_decay is None else (log_decay.dim(), log_decay.stride())
-    name = (*(x.shape for x in tokens), *(x.stride() for x in tokens), decay, query.dtype, scale)
+    name = (*(x.shape for x in tokens), *(x.stride() for x in tokens), decay, call.query.dtype, call.scale)
     plan = _plans.get(name)
     if plan is None:
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
-        inputs = Inputs(query, key, value, log_decay, None, None, None, scale)
-        out_like = FLOATS.new_empty(inputs.out_shape, dtype=query.dtype)
+        inputs = Inputs(DecayedSumsCall(*tokens, log_decay, scale=call.scale))
+        out_like = FLOATS.new_empty(inputs.out_shape, dtype=call.query.dtype)
         inputs.set_out(out_like)
         keep = inputs.call, inputs.keep[3]  # the bounds
         plan = StepPlan(_entry("decode"), ctypes.addressof(inputs.call), keep, out_like, inputs.state_shape)
@@ -221,25 +194,16 @@ def step_plan(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | Non
     return plan
 
 
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    out_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def decode(call: DecayedSumsCall, out_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One token (T = 1) without gradients: output (B, Ho, 1, M) and the new state, written to `out_state` if that is given.
 
     `out_state` may be `state` itself, which is then updated in place; it must be contiguous.
     """
+    query, key, value, log_decay, mask, _, state, scale = call
     query, key, value = rows(query), rows(key), rows(value)
     if log_decay is not None and log_decay.dim() == 4:
         log_decay = rows(log_decay)
-    plan = step_plan(query, key, value, log_decay, scale=scale)
+    plan = step_plan(DecayedSumsCall(query, key, value, log_decay, scale=scale))
     final = FLOATS.new_empty(plan.state_shape) if out_state is None else out_state
     if final.shape != plan.state_shape or not final.is_contiguous() or final.dtype is not torch.float32:
         expected = f"a contiguous float32 tensor of shape {plan.state_shape}"

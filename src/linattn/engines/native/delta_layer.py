@@ -1,8 +1,7 @@
 """A gated delta net between its projections on the native code, in one pass over the tokens: bindings of csrc/delta/layer.h."""
 
 import ctypes
-import functools
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 from . import output_pool
 from .bindings import check_flags
 from .delta_rule import DeltaCall
-from .ffi import library
-from .strided import load_entries
+from .strided import heads_first, load_layer
 
 
 class DeltaLayer(Structure):
@@ -40,14 +38,6 @@ class LayerWeights(NamedTuple):
     eps: float
 
 
-@functools.cache
-def _entry() -> Any:
-    load_entries(DeltaLayer, "delta_layer", [])  # the versions agree
-    entry = library._library.linattn_delta_layer
-    entry.argtypes, entry.restype = [POINTER(DeltaCall), POINTER(DeltaLayer)], c_int32
-    return entry
-
-
 def delta_layer(
     mixed: Tensor, b: Tensor, a: Tensor, gate: Tensor, weights: LayerWeights, key_heads: int
 ) -> tuple[Tensor, Tensor]:
@@ -65,21 +55,17 @@ def delta_layer(
     call.query_stride[:] = call.key_stride[:] = batch, D, token
     call.value_stride[:] = batch, M, token
     call.beta, call.log_decay = b.data_ptr(), a.data_ptr()
-    call.beta_stride[:], call.decay_stride[:] = _heads_first(b), _heads_first(a)
+    call.beta_stride[:], call.decay_stride[:] = heads_first(b), heads_first(a)
     bounds = (c_int64 * 2)(0, T)
     call.bounds, call.state_new = ctypes.addressof(bounds), final.data_ptr()
-    call.out, call.out_stride[:] = out.data_ptr(), _heads_first(out)
+    call.out, call.out_stride[:] = out.data_ptr(), heads_first(out)
     layer, filters = DeltaLayer(*weights.filters.shape), weights.filters.data_ptr()
     layer.query_filter, layer.key_filter = filters, filters + 4 * key_heads * D
     layer.value_filter = filters + 8 * key_heads * D
     layer.decay_scale, layer.decay_bias = weights.decay_scale.data_ptr(), weights.decay_bias.data_ptr()
-    layer.gate, layer.gate_stride[:] = gate.data_ptr(), _heads_first(gate)
+    layer.gate, layer.gate_stride[:] = gate.data_ptr(), heads_first(gate)
     layer.norm_weight, layer.eps = weights.norm.data_ptr(), weights.eps
-    check_flags(_entry()(ctypes.byref(call), ctypes.byref(layer)))
+    run = load_layer(DeltaCall, DeltaLayer, "delta_layer")
+    check_flags(run(ctypes.byref(call), ctypes.byref(layer)))
     del bounds
     return out, final
-
-
-def _heads_first(x: Tensor) -> tuple[int, int, int]:
-    """Strides over batch, head and token of a (B, T, H, ..) tensor."""
-    return x.stride(0), x.stride(2), x.stride(1)

@@ -1,8 +1,7 @@
 """The delta rule, plain, gated or with a decay for each channel (KDA): tensors into pointers.
 
-S <- exp(g_t) S;  S <- S + beta_t k_t (v_t - k_t^T S);  out_t = scale q_t^T S. Callers have checked shapes and dtypes:
-query (B, Hq, T, D), key (B, Hk, T, D), value (B, H, T, M) of one dtype; beta (B, H, T), log_decay (B, H, T[, D]) and the
-state (B n, H, D, M) float32; mask (B, T) bool; n sequences end to end, whose bounds are cu_seqlens.
+S <- exp(g_t) S;  S <- S + beta_t k_t (v_t - k_t^T S);  out_t = scale q_t^T S. Callers have checked the shapes and dtypes of a
+DeltaRuleCall: beta, log_decay and the state are float32.
 """
 
 import ctypes
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...ops.delta_rule.call import DeltaRuleCall
 from . import output_pool
 from .bindings import DTYPES, rows
 from .ffi import NO_MEMORY, OTHER_VERSION, library
@@ -68,20 +68,12 @@ def available() -> bool:
     return library.why_not is None and hasattr(library._library, "linattn_delta_call_size")
 
 
-def _inputs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
-) -> tuple[DeltaCall, list[Any]]:
+def _inputs(described: DeltaRuleCall) -> tuple[DeltaCall, list[Any]]:
     """A call with everything that it reads, and what must live until it is over."""
-    query, key, value = rows(query), rows(key), rows(value)
+    query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk = described
+    query = query if query.stride(3) == 1 else rows(query)
+    key = key if key.stride(3) == 1 else rows(key)
+    value = value if value.stride(3) == 1 else rows(value)
     call = DeltaCall()
     call.batch, call.query_heads, call.tokens, call.dim = query.shape
     call.key_heads, call.heads, call.value_dim = key.shape[1], value.shape[1], value.shape[3]
@@ -121,26 +113,15 @@ def checkpoint_shape(query: Tensor, value: Tensor, cu_seqlens: list[int] | None,
     return query.shape[0], value.shape[1], count * train, query.shape[3], value.shape[3]
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
-    train: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(described: DeltaRuleCall, train: bool) -> tuple[Tensor, Tensor, Tensor]:
     """out (B, max(Hq, H), T, M), the final state (B n, H, D, M), and the states that the backward pass starts from."""
-    call, keep = _inputs(query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk)
+    query, value = described.query, described.value
+    call, keep = _inputs(described)
     B, _, T, D = query.shape
     H, M = value.shape[1], value.shape[3]
     out = output_pool.empty_rows((B, max(query.shape[1], H), T, M), value)
     final = FLOATS.new_empty(B * call.sequences, H, D, M)
-    saved = FLOATS.new_empty(checkpoint_shape(query, value, cu_seqlens, train))
+    saved = FLOATS.new_empty(checkpoint_shape(query, value, described.cu_seqlens, train))
     call.out, call.state_new, call.out_stride[:] = out.data_ptr(), final.data_ptr(), out.stride()[:3]
     call.checkpoints = saved.data_ptr() if train else None
     _run("forward", call, keep)
@@ -148,22 +129,11 @@ def forward(
 
 
 def backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    checkpoints: Tensor,
-    grad_out: Tensor,
-    grad_final: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
+    described: DeltaRuleCall, checkpoints: Tensor, grad_out: Tensor, grad_final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """float32 gradients of query, key, value, beta, log_decay (empty if None) and the initial state."""
-    call, keep = _inputs(query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk)
+    query, key, value, log_decay = described.query, described.key, described.value, described.log_decay
+    call, keep = _inputs(described)
     parts = call.parts = _entry("parts")(call)
     B, Hq, T, D = query.shape
     Hk, H, M = key.shape[1], value.shape[1], value.shape[3]
@@ -224,72 +194,39 @@ def _step_plan(
     return StepPlan(_entry("step"), ctypes.addressof(call), call, out_like, (B, H, D, M))
 
 
-def step_plan(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    *,
-    scale: float,
-    normalize_qk: bool,
-) -> StepPlan:
+def step_plan(call: DeltaRuleCall) -> StepPlan:
     """Of one-token calls like this one, whose coordinates are contiguous."""
+    query, key, value, beta, log_decay, *_, scale, normalize_qk = call
     strides: tuple[tuple[int, ...], ...] = query.stride(), key.stride(), value.stride(), beta.stride()
     if log_decay is not None:
         strides = (*strides, log_decay.stride())
     return _step_plan((query.shape, key.shape, value.shape), strides, query.dtype, scale, normalize_qk)
 
 
-def decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    normalize_qk: bool,
-    out_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def decode(call: DeltaRuleCall, out_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One token (T = 1), without gradients: out (B, max(Hq, H), 1, M) and the new state (B, H, D, M).
 
     out_state: a contiguous float32 tensor that the new state is written to; it may be `state` itself.
     """
+    query, key, value, beta, log_decay, mask, _, state, scale, normalize_qk = call
     query, key, value = rows(query), rows(key), rows(value)
     if log_decay is not None and log_decay.dim() == 4:
         log_decay = rows(log_decay)
     mask = None if mask is None else mask.contiguous()
     state = None if state is None else state.contiguous()
-    plan = step_plan(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk)
+    plan = step_plan(DeltaRuleCall(query, key, value, beta, log_decay, scale=scale, normalize_qk=normalize_qk))
     final = output_pool.empty(*plan.state_shape) if out_state is None else out_state
     return plan.run(query, key, value, beta, log_decay, mask, state=state, final=final)
 
 
-def delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    normalize_qk: bool,
-) -> tuple[Tensor, Tensor]:
+def delta_rule(call: DeltaRuleCall) -> tuple[Tensor, Tensor]:
     """out (B, max(Hq, H), T, M) in the dtype of query, and the final state (B n, H, D, M); differentiable."""
-    given = [x for x in (query, key, value, beta, log_decay, state) if x is not None]
+    given = [x for x in (*call[:5], call.state) if x is not None]
     if not eligible(*given):
         from .delta_rule_autograd import differentiable
 
-        return differentiable(query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk)
-    if query.shape[2] == 1 and cu_seqlens is None:
-        return decode(query, key, value, beta, log_decay, mask, state, scale=scale, normalize_qk=normalize_qk)
-    out, final, _ = forward(
-        query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk, train=False
-    )
+        return differentiable(call)
+    if call.query.shape[2] == 1 and call.cu_seqlens is None:
+        return decode(call)
+    out, final, _ = forward(call, train=False)
     return out, final

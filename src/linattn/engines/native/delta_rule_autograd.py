@@ -5,23 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.delta_rule.call import DeltaRuleCall
 from . import delta_rule, output_pool
-from .operators import define, empty_floats
+from .operators import define_call, empty_floats
 
-_INPUTS = (
-    "Tensor query, Tensor key, Tensor value, Tensor beta, Tensor? log_decay, Tensor? mask, int[]? cu_seqlens,"
-    " Tensor? state"
-)
-_OPTIONS = "float scale, bool normalize_qk"
-
-
-forward = define("delta_rule", delta_rule.forward, f"({_INPUTS}, {_OPTIONS}, bool train) -> (Tensor, Tensor, Tensor)")
-backward = define(
-    "delta_rule_backward",
-    delta_rule.backward,
-    f"({_INPUTS}, Tensor checkpoints, Tensor grad_out, Tensor? grad_final, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+BACKWARD = "Tensor checkpoints, Tensor grad_out, Tensor? grad_final"
+forward = define_call("delta_rule", DeltaRuleCall, delta_rule.forward, "bool train", 3)
+backward = define_call("delta_rule_backward", DeltaRuleCall, delta_rule.backward, BACKWARD, 6)
 
 
 def _state_shape(key: Tensor, value: Tensor, cu_seqlens: list[int] | None) -> tuple[int, ...]:
@@ -30,7 +20,8 @@ def _state_shape(key: Tensor, value: Tensor, cu_seqlens: list[int] | None) -> tu
 
 
 def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, _beta, _log_decay, _mask, cu_seqlens, _state, _scale, _normalize_qk, train = inputs
+    call, train = DeltaRuleCall(*inputs[:-1]), inputs[-1]
+    query, key, value, cu_seqlens = call.query, call.key, call.value, call.cu_seqlens
     shape = query.shape[0], max(query.shape[1], value.shape[1]), query.shape[2], value.shape[3]
     out = output_pool.empty_rows(shape, value)
     saved = delta_rule.checkpoint_shape(query, value, cu_seqlens, train)
@@ -38,10 +29,11 @@ def _forward_shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward_shapes(*inputs: Any) -> tuple[Tensor, ...]:
-    query, key, value, beta, log_decay, _mask, cu_seqlens, *_ = inputs
-    decay = (0,) if log_decay is None else log_decay.shape
-    shapes = query.shape, key.shape, value.shape, beta.shape, decay, _state_shape(key, value, cu_seqlens)
-    return tuple(empty_floats(query, *shape) for shape in shapes)
+    call = DeltaRuleCall(*inputs[:-3])
+    decay = (0,) if call.log_decay is None else call.log_decay.shape
+    state = _state_shape(call.key, call.value, call.cu_seqlens)
+    shapes = call.query.shape, call.key.shape, call.value.shape, call.beta.shape, decay, state
+    return tuple(empty_floats(call.query, *shape) for shape in shapes)
 
 
 forward.register_fake(_forward_shapes)
@@ -63,7 +55,7 @@ def _grads(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, _saved:
     query, key, value, _beta, log_decay, _mask = inputs
     if grad_out is None:
         grad_out = query.new_zeros(ctx.out_shape)
-    grads = backward(*inputs, cu_seqlens, state, saved, grad_out, grad_final, scale, normalize_qk)
+    grads = backward(*inputs, cu_seqlens, state, scale, normalize_qk, saved, grad_out, grad_final)
     tokens = [grad.to(x.dtype) for grad, x in zip(grads[:3], (query, key, value), strict=True)]
     grad_decay = None if log_decay is None else grads[4]
     return (*tokens, grads[3], grad_decay, None, None, None if state is None else grads[5], None, None, None)
@@ -81,20 +73,9 @@ def _refuse_second_derivative(ctx: Any, *_: Any) -> Any:
 backward.register_autograd(_refuse_second_derivative)
 
 
-def differentiable(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    scale: float,
-    normalize_qk: bool,
-) -> tuple[Tensor, Tensor]:
+def differentiable(call: DeltaRuleCall) -> tuple[Tensor, Tensor]:
     """linattn.engines.native.delta_rule.delta_rule through the operators."""
-    given = query, key, value, beta, log_decay, state
+    given = *call[:5], call.state
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    out, final, _ = forward(query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk, train)
+    out, final, _ = forward(*call, train)
     return out, final

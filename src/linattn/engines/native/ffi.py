@@ -12,7 +12,7 @@ import torch
 
 NOT_FINITE, NO_MEMORY, OVERFLOWED = 1, 2, 4
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 18  # of csrc/core/abi.h
+ABI_VERSION = 19  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -123,6 +123,19 @@ class MergeCall(Structure):
     ]
 
 
+class BidirectionalCall(Structure):
+    """Mirrors struct BidirectionalCall of csrc/nearfar/abi.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *_fields("batch heads kv_heads queries keys dim value_dim same_tokens window block threads", c_int64),
+        ("dtype", c_int32),
+        *_fields("sqrt_scale alpha logit_cap", c_float),
+        *_fields("query key value", c_void_p),
+        *_fields("query_stride key_stride value_stride", c_int64 * 3),
+        *_fields("sizes mask out", c_void_p),
+    ]
+
+
 LINEAR_ENTRIES = (
     "update_state",
     "read_state",
@@ -137,6 +150,7 @@ ENTRIES = {
     FarCacheCall: ("nearfar_far_cache_call", []),
     NearFarGrads: ("nearfar_grads", ["nearfar_backward"]),
     MergeCall: ("nearfar_merge_call", ["nearfar_merge"]),
+    BidirectionalCall: ("nearfar_bidirectional_call", ["nearfar_bidirectional"]),
 }
 
 
@@ -164,6 +178,7 @@ class Library:
     nearfar_prefill: Callable[..., int]
     nearfar_backward: Callable[..., int]
     nearfar_merge: Callable[..., int]
+    nearfar_bidirectional: Callable[..., int]
     linear_decode: Any
     nearfar_decode: Any
     linear_forward: Any

@@ -1,8 +1,7 @@
 """Mamba-2 between its projections on the native code, in one pass over the tokens: bindings of csrc/decay/layer.h."""
 
 import ctypes
-import functools
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 from . import output_pool
 from .bindings import check_flags
 from .decayed_sums_bindings import DecayCall
-from .ffi import library
-from .strided import address, load_entries
+from .strided import address, heads_first, load_layer
 
 
 class ScanLayer(Structure):
@@ -38,14 +36,6 @@ class ScanWeights(NamedTuple):
     skip: Tensor
 
 
-@functools.cache
-def _entry() -> Any:
-    load_entries(ScanLayer, "scan_layer", [])  # the versions agree
-    entry = library._library.linattn_scan_layer
-    entry.argtypes, entry.restype = [POINTER(DecayCall), POINTER(ScanLayer)], c_int32
-    return entry
-
-
 def scan_layer(
     mixed: Tensor, dt: Tensor, gate: Tensor | None, weights: ScanWeights, heads: int, groups: int, states: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -66,8 +56,8 @@ def scan_layer(
     call.key_stride[:] = call.query_stride[:] = batch, states, token
     bounds = (c_int64 * 2)(0, T)
     call.bounds, call.state_new, call.skip = ctypes.addressof(bounds), final.data_ptr(), weights.skip.data_ptr()
-    call.out, call.out_stride[:] = out.data_ptr(), (out.stride(0), out.stride(2), out.stride(1))
-    call.input, call.input_stride[:] = dt.data_ptr(), (dt.stride(0), dt.stride(2), dt.stride(1))
+    call.out, call.out_stride[:] = out.data_ptr(), heads_first(out)
+    call.input, call.input_stride[:] = dt.data_ptr(), heads_first(dt)
     layer = ScanLayer(*weights.filters.shape)
     for name, given in (("filter", weights.filters), ("bias", weights.bias)):
         if given is not None:
@@ -78,7 +68,8 @@ def scan_layer(
     layer.A, layer.step_bias = weights.A.data_ptr(), weights.step_bias.data_ptr()
     layer.gate, layer.squares = address(gate), address(squares)
     if gate is not None:
-        layer.gate_stride[:] = gate.stride(0), gate.stride(2), gate.stride(1)
-    check_flags(_entry()(ctypes.byref(call), ctypes.byref(layer)))
+        layer.gate_stride[:] = heads_first(gate)
+    run = load_layer(DecayCall, ScanLayer, "scan_layer")
+    check_flags(run(ctypes.byref(call), ctypes.byref(layer)))
     del bounds
     return out, final, squares

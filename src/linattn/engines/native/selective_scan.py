@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...ops.selective_scan.call import SelectiveScanCall
 from . import output_pool
 from .bindings import check_flags
-from .operators import define
+from .operators import define_call
 from .plans import eligible
 from .strided import (
     Strided,
@@ -51,70 +52,42 @@ def _entries() -> dict[str, Callable[..., int]]:
     return load_entries(ScanCall, "scan_call", ["scan", "scan_step", "scan_backward"])
 
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    state: Tensor | None = None,
-    *,
-    delta_softplus: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.selective_scan) -> out (b, c, t) of u's dtype, last state (b, c, n) in float32.
+def selective_scan(call: SelectiveScanCall) -> tuple[Tensor, Tensor]:
+    """out (b, c, t) of u's dtype and the last state (b, c, n) in float32.
 
     u, delta, z, B and C may be float32, float16 or bfloat16, of any strides; everything is computed in float32.
     """
-    delta, B, C = readable(delta), readable(B), readable(C)
-    z = None if z is None else readable(z)
-    inputs = (u, delta, _float32(A), B, C, _float32(D), z, _float32(delta_bias), _float32(state))
-    if eligible(*(x for x in inputs if x is not None)):
-        out, last, _ = _forward(*inputs, delta_softplus, False)
+    call = _readable(call)
+    given = [x for x in call[:9] if x is not None]
+    if eligible(*given):
+        out, last, _ = _forward(call, False)
         return out, last
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    out, last, _ = _scan(*inputs, delta_softplus, train)
+    train = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    out, last, _ = _scan(*call, train)
     return out, last
 
 
-def decode(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    state: Tensor,
-    *,
-    delta_softplus: bool,
-    out_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def decode(call: SelectiveScanCall, out_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """One token, without gradients. out_state: takes the new state, and may be `state` itself; float32, contiguous."""
-    inputs = (u, readable(delta), _float32(A), readable(B), readable(C), _float32(D), z, _float32(delta_bias))
-    out, last, _ = _forward(*inputs, _float32(state), delta_softplus, False, out_state)
+    out, last, _ = _forward(_readable(call), False, out_state)
     return out, last
+
+
+def _readable(call: SelectiveScanCall) -> SelectiveScanCall:
+    """Tokens of dtypes that the library reads, everything else float32 and contiguous."""
+    u, delta, A, B, C, D, z, delta_bias, state, delta_softplus = call
+    delta, B, C, z = readable(delta), readable(B), readable(C), None if z is None else readable(z)
+    A, D, delta_bias, state = A.float().contiguous(), _float32(D), _float32(delta_bias), _float32(state)
+    return SelectiveScanCall(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus)
 
 
 def _float32(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float().contiguous()
 
 
-def _call(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    state: Tensor | None,
-    delta_softplus: bool,
-) -> ScanCall:
+def _inputs(described: SelectiveScanCall) -> ScanCall:
+    """The library's structure with everything that a call reads."""
+    u, delta, A, B, C, D, z, delta_bias, state, delta_softplus = described
     call = ScanCall()
     call.batch, call.channels, call.tokens = u.shape
     call.groups, call.states = B.shape[1], B.shape[2]
@@ -126,26 +99,15 @@ def _call(
 
 
 def _forward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor | None,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    state: Tensor | None,
-    delta_softplus: bool,
-    train: bool,
-    out_state: Tensor | None = None,
+    described: SelectiveScanCall, train: bool, out_state: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out, last state, checkpoints (empty without `train`)."""
-    assert A is not None
+    u, A = described.u, described.A
     b, c, t = u.shape
     out = empty_like(u)
     last = output_pool.FLOATS.new_empty(b, c, A.shape[1]) if out_state is None else out_state
     checkpoints = output_pool.empty(*_checkpoints_shape(u, A, train))
-    call = _call(u, delta, A, B, C, D, z, delta_bias, state, delta_softplus)
+    call = _inputs(described)
     call.out, call.state_new = strided(out), last.data_ptr()
     if train:
         call.checkpoints = checkpoints.data_ptr()
@@ -160,22 +122,12 @@ def _checkpoints_shape(u: Tensor, A: Tensor, train: bool) -> tuple[int, ...]:
 
 
 def _backward(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-    checkpoints: Tensor,
-    grad_out: Tensor,
-    grad_state: Tensor | None,
+    described: SelectiveScanCall, checkpoints: Tensor, grad_out: Tensor, grad_state: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Gradients of u, delta and z in their dtypes, of A, B, C, D, delta_bias and the state in float32."""
-    (b, c, t), (g, n) = u.shape, B.shape[1:3]
-    call = _call(u, delta, A, B, C, D, z, delta_bias, None, delta_softplus)
+    u, delta, z = described.u, described.delta, described.z
+    (b, c, t), (g, n) = u.shape, described.B.shape[1:3]
+    call = _inputs(described)
     wanted = -(-2 * call.threads // max(1, b * g)) if call.threads > 1 else 1
     call.parts = min(wanted, MOST_PARTS, -(-(c // g) // 16))
     call.checkpoints, call.grad_out = checkpoints.data_ptr(), strided(grad_out)
@@ -194,40 +146,19 @@ def _backward(
     return grad_u, grad_delta, grad_A.sum(0), *mixing, grad_D.sum(0), grad_z, grad_bias.sum(0), grad_h
 
 
-_INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias"
-_scan = define(
-    "selective_scan",
-    _forward,
-    f"({_INPUTS}, Tensor? state, bool delta_softplus, bool train) -> (Tensor, Tensor, Tensor)",
-)
-_scan_backward = define(
-    "selective_scan_backward",
-    _backward,
-    f"({_INPUTS}, bool delta_softplus, Tensor checkpoints, Tensor grad_out, Tensor? grad_state) -> "
-    f"({', '.join(['Tensor'] * 9)})",
-)
+BACKWARD = "Tensor checkpoints, Tensor grad_out, Tensor? grad_state"
+_scan = define_call("selective_scan", SelectiveScanCall, _forward, "bool train", 3)
+_scan_backward = define_call("selective_scan_backward", SelectiveScanCall, _backward, BACKWARD, 9)
 
 
-def _fake(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Any,
-    C: Any,
-    D: Any,
-    z: Any,
-    delta_bias: Any,
-    state: Any,
-    softplus: Any,
-    train: bool,
-) -> tuple[Tensor, ...]:
+def _fake(*flat: Any) -> tuple[Tensor, ...]:
+    (u, _delta, A, *_), train = flat, flat[-1]
     last = A.new_empty(*u.shape[:2], A.shape[1])
     return fake_like(u), last, A.new_empty(_checkpoints_shape(u, A, train))
 
 
-def _fake_backward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Any, D: Any, z: Tensor | None, delta_bias: Any, *_: Any
-) -> tuple[Tensor, ...]:
+def _fake_backward(*flat: Any) -> tuple[Tensor, ...]:
+    u, delta, A, B, _C, _D, z, *_ = flat
     b, c, t = u.shape
     mixing = [A.new_empty(b, B.shape[1], t, B.shape[2]).mT for _ in range(2)]
     grad_z = u.new_empty(0) if z is None else fake_like(z)
@@ -247,7 +178,7 @@ def _gradients(ctx: Any, grad_out: Tensor | None, grad_state: Tensor | None, _ch
     *tensors, checkpoints = ctx.saved_tensors
     u, _delta, _A, B, C, D, z, delta_bias = tensors
     grad_out = torch.zeros_like(u) if grad_out is None else grad_out
-    found = _scan_backward(*tensors, ctx.delta_softplus, checkpoints, grad_out, grad_state)
+    found = _scan_backward(*tensors, None, ctx.delta_softplus, checkpoints, grad_out, grad_state)
     grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D, grad_z, grad_bias, grad_h = found
     return (
         *(grad_u, grad_delta, grad_A, grad_B.to(B.dtype), grad_C.to(C.dtype)),

@@ -1,6 +1,7 @@
 """Tensors of any strides for the library, and when it can read them: what the scan and the convolution share."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
@@ -49,6 +50,20 @@ def load_entries(structure: type[Structure], size_of: str, names: list[str]) -> 
         entry.argtypes, entry.restype = [POINTER(structure)], c_int32
         entries[name] = entry
     return entries
+
+
+@functools.cache
+def load_layer(call: type[Structure], layer: type[Structure], name: str) -> Callable[..., int]:
+    """The library's linattn_<name>: a rule, and what a layer does around it."""
+    load_entries(layer, name, [])  # the versions agree
+    entry: Any = getattr(library._library, f"linattn_{name}")
+    entry.argtypes, entry.restype = [POINTER(call), POINTER(layer)], c_int32
+    return entry
+
+
+def heads_first(x: Tensor) -> tuple[int, int, int]:
+    """Strides over batch, head and token of a (B, T, H, ..) tensor."""
+    return x.stride(0), x.stride(2), x.stride(1)
 
 
 def readable(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ...engines.plan import rule_refusal
 from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.causal_conv1d import shifts
+from ...ops.causal_conv1d.call import CausalConv1dCall
 from .packing import packed_bounds
 
 SILU = (None, "silu", "swish")
@@ -70,11 +71,9 @@ def _convolve(
         out = router.function("causal_conv1d")(x, weight, bias, activation="silu" if silu else None, cu_seqlens=bounds)
         return out if activation in SILU else ACT2FN[activation](out)
     narrow = 2 <= weight.shape[1] <= native.MOST_WIDTH
+    call = CausalConv1dCall(x, weight, bias, state, bounds, silu)
     if narrow and rule_refusal(x, weight, bias, state) is None and x.numel():
-        out, _ = native.causal_conv1d(x, weight, bias, None, bounds, state, silu=silu)
+        out, _ = native.causal_conv1d(call)
     else:
-        dtype = compute_dtype(x.dtype)
-        bias, state = (None if y is None else y.to(dtype) for y in (bias, state))
-        out, _ = shifts.causal_conv1d(x.to(dtype), weight.to(dtype), bias, None, bounds, state, silu=silu)
-        out = out.to(x.dtype)
+        out = shifts.causal_conv1d(call.to(compute_dtype(x.dtype)))[0].to(x.dtype)
     return out if activation in SILU else ACT2FN[activation](out)

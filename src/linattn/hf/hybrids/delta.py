@@ -12,6 +12,7 @@ from ...engines.plan import rule_refusal
 from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.delta_rule import chunk
+from ...ops.delta_rule.call import DeltaRuleCall
 from .packing import packed_bounds
 
 
@@ -49,16 +50,20 @@ def delta_rule(
     state = initial_state
     if bounds is not None and state is not None:
         raise ValueError("packed sequences start from nothing: pass no cache with them.")
+
+    def described(state: Tensor | None) -> DeltaRuleCall:
+        (q, k, v), (b, log_decay) = tokens, gates
+        return DeltaRuleCall(q, k, v, b, log_decay, None, bounds, state, **options)
+
     given: list[Tensor] = [*tokens, *gates] if state is None else [*tokens, *gates, state]
     served = rule_refusal(*given) is None
     with torch.autocast(query.device.type, enabled=False):
         if served and state is not None and query.shape[1] == 1 and _writable(state) and eligible(*given):
-            query, key, value, beta, g = given[:5]
-            out, state = native.decode(query, key, value, beta, g, None, state, **options, out_state=state)
+            out, state = native.decode(described(state), state)
         else:
-            rule: Any = native.delta_rule if served else chunk.delta_rule
+            rule = native.delta_rule if served else chunk.delta_rule
             state = None if state is None else state.to(dtype)
-            out, state = rule(*tokens, *gates, None, bounds, state, **options)
+            out, state = rule(described(state))
     return out.transpose(1, 2).contiguous(), state if output_final_state else None
 
 

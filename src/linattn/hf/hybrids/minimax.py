@@ -11,6 +11,7 @@ from ...engines.plan import rule_refusal
 from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
+from ...ops.decayed_sums.call import DecayedSumsCall
 from .packing import packed_bounds
 
 CLASS = "MiniMaxLightningAttention"
@@ -65,6 +66,6 @@ def _sums(
     served = rule_refusal(*given) is None
     with torch.autocast(query.device.type, enabled=False):
         if served and state is not None and state.is_contiguous() and query.shape[2] == 1 and eligible(*given):
-            return native.decode(query, key, value, log_decay, None, state, scale=1.0, out_state=state)
+            return native.decode(DecayedSumsCall(query, key, value, log_decay, state=state), state)
         rule = native.decayed_sums if served else chunk.decayed_sums
-        return rule(query, key, value, log_decay, None, bounds, state, scale=1.0)
+        return rule(DecayedSumsCall(query, key, value, log_decay, None, bounds, state))

@@ -14,6 +14,7 @@ from ...engines.plan import rule_refusal
 from ...functional import routing
 from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
+from ...ops.decayed_sums.call import DecayedSumsCall
 from .packing import packed_bounds
 
 
@@ -89,8 +90,8 @@ def _scan(tokens: _Tokens, bounds: list[int] | None, state: Tensor | None) -> tu
     served = rule_refusal(query, key, value) is None
     if served and eligible(*(y for y in (*tokens, state) if y is not None)):
         skip = None if skip is None else skip.contiguous()
-        return bindings.forward(query, key, value, log_decay, None, bounds, state, 1.0, False, dt, skip)[:2]
+        return bindings.forward(DecayedSumsCall(query, key, value, log_decay, None, bounds, state), False, dt, skip)[:2]
     rule = native.decayed_sums if served else chunk.decayed_sums
     steps = (value * dt.unsqueeze(-1)).to(value.dtype)
-    out, final = rule(query, key, steps, log_decay, None, bounds, state, scale=1.0)
+    out, final = rule(DecayedSumsCall(query, key, steps, log_decay, None, bounds, state))
     return out if skip is None else out + value * skip[:, None, None], final

@@ -1,25 +1,17 @@
 """The causal convolution token by token: the definition."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .call import CausalConv1dCall
 
-def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    bounds: Sequence[int] | None = None,
-    state: Tensor | None = None,
-    *,
-    silu: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.causal_conv1d) -> out (b, c, t), the last w - 1 inputs (b * n, c, w - 1)."""
+
+def causal_conv1d(call: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """out (b, c, t) and the last w - 1 inputs (b * n, c, w - 1)."""
+    x, weight, bias, state, _, silu, mask = call
+    bounds = call.ends
     b, c, t = x.shape
-    bounds = (0, t) if bounds is None else bounds
     n, carried = len(bounds) - 1, weight.shape[1] - 1
     windows = x.new_zeros(b * n, c, carried) if state is None else state
     out, last = [], []

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .call import CausalConv1dCall
+
 Convolve = Callable[[Tensor], Tensor]  # a stream (b, c, s) -> its outputs (b, c, s), nothing before its start
 
 
@@ -42,12 +44,10 @@ def lay_out(visible: Tensor, bounds: Sequence[int], carried: int) -> Streams:
     )
 
 
-def convolve_streams(
-    convolve: Convolve, x: Tensor, mask: Tensor | None, bounds: Sequence[int] | None, state: Tensor | None, carried: int
-) -> tuple[Tensor, Tensor]:
-    """Canonical x, mask, bounds and state (see linattn.ops.causal_conv1d) -> out (b, c, t), the new state."""
-    b, c, t = x.shape
-    bounds = (0, t) if bounds is None else bounds
+def convolve_streams(convolve: Convolve, call: CausalConv1dCall) -> tuple[Tensor, Tensor]:
+    """out (b, c, t) and the new state; `convolve` has the weights."""
+    x, state, mask, bounds = call.x, call.state, call.mask, call.ends
+    (b, c, t), carried = x.shape, call.weight.shape[1] - 1
     n = len(bounds) - 1
     visible = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
     places = lay_out(visible, bounds, carried)

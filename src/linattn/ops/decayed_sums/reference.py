@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..heads import group_queries, match_keys
+from .call import DecayedSumsCall
 
 
 def step(S: Tensor, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -16,18 +17,9 @@ def step(S: Tensor, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor
     return query @ S, S
 
 
-def decayed_sums(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops) -> rows (B, Ho, T, M), last states (B * n, H, D, M)."""
+def decayed_sums(call: DecayedSumsCall) -> tuple[Tensor, Tensor]:
+    """Rows (B, Ho, T, M) and last states (B * n, H, D, M)."""
+    query, key, value, log_decay, mask, cu_seqlens, state, scale = call
     dtype, H, T = query.dtype, value.shape[1], value.shape[2]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     query, key, value = (x.to(wide) for x in (query, key, value))

@@ -6,18 +6,21 @@ from torch import Tensor
 from .. import segments
 from ..decays import to_end
 from ..heads import match_keys
-from ..run import hide
+from ..run import hide, initial_state
+from .call import DecayedSumsCall
 
 CHUNK = 64
 
 
-def last_state(key: Tensor, value: Tensor, log_decay: Tensor | None, mask: Tensor | None, state: Tensor) -> Tensor:
-    """Canonical tensors (see linattn.ops) of one sequence -> S (B, H, D, M), from the state before them."""
+def last_state(call: DecayedSumsCall) -> Tensor:
+    """S (B, H, D, M) after the tokens of one sequence. Queries and scale are not used."""
+    key, value, mask = call.key, call.value, call.mask
+    state = initial_state(call.query, key, value, 1) if call.state is None else call.state
     B, H, T, _ = value.shape
     if T == 0 or B == 0:
         return state.clone()
     cuts = segments.lengths(T, B * H * 4 * key.shape[-1], CHUNK)
-    pieces = [key, value, log_decay, None if mask is None else mask.unsqueeze(1)]
+    pieces = [key, value, call.log_decay, None if mask is None else mask.unsqueeze(1)]
     return segments.run(_segment, pieces, state, cuts)[1]
 
 

@@ -15,25 +15,15 @@ from torch import Tensor
 from ..decays import chunk_length, decayed_products, from_start, padded_chunks, to_end
 from ..heads import group_queries, match_keys, output_heads
 from ..run import hide, run_rule
+from .call import DeltaRuleCall
 from .reference import normalized, step
 
 CHUNK = 64
 
 
-def delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    normalize_qk: bool,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops), beta (B, H, T) -> rows (B, Ho, T, M), last states (B * n, H, D, M)."""
+def delta_rule(call: DeltaRuleCall) -> tuple[Tensor, Tensor]:
+    """Rows (B, Ho, T, M) and last states (B * n, H, D, M)."""
+    query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk = call
     per_channel = log_decay is not None and log_decay.dim() == 4
     D, M, groups = key.shape[-1], value.shape[-1], output_heads(query, value) // value.shape[1]
     numbers = (groups + 1) * (CHUNK + 2 * D) + 2 * M + (24 * D if per_channel else 0)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..heads import group_queries, match_keys
+from .call import DeltaRuleCall
 
 
 def normalized(x: Tensor) -> Tensor:
@@ -25,20 +26,9 @@ def step(
     return query @ S, S
 
 
-def delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    mask: Tensor | None,
-    cu_seqlens: list[int] | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    normalize_qk: bool,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops), beta (B, H, T) -> rows (B, Ho, T, M), last states (B * n, H, D, M)."""
+def delta_rule(call: DeltaRuleCall) -> tuple[Tensor, Tensor]:
+    """Rows (B, Ho, T, M) and last states (B * n, H, D, M)."""
+    query, key, value, beta, log_decay, mask, cu_seqlens, state, scale, normalize_qk = call
     dtype, H, T = query.dtype, value.shape[1], value.shape[2]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     query, key, value, beta = (x.to(wide) for x in (query, key, value, beta))

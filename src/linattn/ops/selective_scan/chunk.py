@@ -9,25 +9,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .call import SelectiveScanCall
+
 BUDGET = 2**21  # numbers in a chunk's states: 8 MiB of float32
 COMPILED_BUDGET = 2**25  # torch.compile unrolls the loop over chunks, so it gets fewer of them
 LONGEST = 512  # tokens in a chunk
 
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    state: Tensor | None = None,
-    *,
-    delta_softplus: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.selective_scan) of one dtype -> out (b, c, t), last state (b, c, n)."""
+def selective_scan(call: SelectiveScanCall) -> tuple[Tensor, Tensor]:
+    """Tensors of one dtype -> out (b, c, t), last state (b, c, n)."""
+    u, delta, A, B, C, D, z, delta_bias, state, delta_softplus = call
     b, c, t = u.shape
     h = u.new_zeros(b, c, A.shape[1]) if state is None else state
     if t == 0 or b == 0:

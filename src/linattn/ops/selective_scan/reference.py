@@ -4,21 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .call import SelectiveScanCall
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    state: Tensor | None = None,
-    *,
-    delta_softplus: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Canonical tensors (see linattn.ops.selective_scan) -> out (b, c, t), last state (b, c, n), in the inputs' dtype."""
+
+def selective_scan(call: SelectiveScanCall) -> tuple[Tensor, Tensor]:
+    """out (b, c, t) and last state (b, c, n), in the inputs' dtype."""
+    u, delta, A, B, C, D, z, delta_bias, state, delta_softplus = call
     b, c, _ = u.shape
     h = u.new_zeros(b, c, A.shape[1]) if state is None else state
     dt = delta if delta_bias is None else delta + delta_bias.unsqueeze(-1)
