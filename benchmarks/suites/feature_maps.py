@@ -14,6 +14,7 @@ from linattn.engines.native.ffi import library
 from linattn.kernels import Positive
 from linattn.measure import peak_memory
 from linattn.measure.flops import both, forward
+from linattn.states.base import pack_of
 from registry import Row, Settings, case
 from timer import matmul_rate, seconds
 
@@ -158,7 +159,7 @@ def _bare_steps(kernel: Positive, x: Tokens, state: linattn.State) -> Callable[[
     """What the library does in such steps, and nothing of Python around it but the call."""
     fmap = plans.native_map(kernel, None, DIM)
     (plan,) = (plan for plan in fmap.plans.values() if isinstance(plan, plans.DecodePlan))
-    pack = state.pack
+    pack = pack_of(state)
     fresh, out = torch.empty_like(pack.buffer), torch.empty_like(plan.out_like)
     at = [*(y.data_ptr() for y in x), None, pack.buffer.data_ptr(), fresh.data_ptr(), out.data_ptr()]
 

@@ -131,8 +131,14 @@ def decode(settings: Settings) -> Iterator[Row]:
         yield Row(f"one token, {name}, beside SDPA on {PAST} tokens", time / best["sdpa"], "of SDPA", bar, False)
 
 
-def recalling(recall: list[int]) -> linattn.NearFar:
-    return linattn.NearFar(slots=192, recall=recall, recall_bits=8)
+def recalling(recall: list[int], slots: list[int] | int = 192) -> linattn.NearFar:
+    return linattn.NearFar(slots=slots, recall=recall, recall_bits=8, state_bits=8)
+
+
+def same_memory(kernel: linattn.NearFar, length: int) -> linattn.NearFar:
+    """Without recall: heads that recall get as many more slots as take the memory of their far tokens."""
+    more = round((length - kernel.window) * kernel.recall_bytes(DIM, DIM) / kernel.slot_bytes(DIM, DIM))
+    return recalling([0] * 3, [192 + more if blocks else 192 for blocks in kernel.recalls(3)])
 
 
 def grouped(count: int) -> list[torch.Tensor]:
@@ -143,12 +149,14 @@ def grouped(count: int) -> list[torch.Tensor]:
 @case("near/far recall")
 @torch.inference_mode()
 def recall(settings: Settings) -> Iterator[Row]:
-    """Reading with recall, and one token after it, as multiples of the processor time without (9 heads, 3 kv heads, 8 bits)."""
+    """Reading with recall and one token after it, as multiples of the time of as many slots, and of as much memory (8 bits)."""
     length = 1024 if settings.quick else 8192
     q, k, v = grouped(length)
     block = [[x[:, :, t : t + 1].contiguous() for x in grouped(64)] for t in range(64)]
     options = {"is_causal": True, "enable_gqa": True}
     kernels = {"none": recalling([0, 0, 0]), **{name: recalling(blocks) for name, blocks in RECALLS.items()}}
+    equal = {name: f"memory of {name}" for name in RECALLS}
+    kernels |= {equal[name]: same_memory(kernels[name], length) for name in RECALLS}
     reading: dict[str, Callable[[], object]] = {
         name: lambda kernel=kernel: linattn.attention(q, k, v, kernel=kernel, **options)
         for name, kernel in kernels.items()
@@ -169,6 +177,8 @@ def recall(settings: Settings) -> Iterator[Row]:
         best = seconds(calls, least=5, budget=settings.budget / 2, clock=time.process_time)
         for name in RECALLS:
             yield Row(f"{what} vs none, N = {length}, {name}", best[name] / best["none"], "times", RECALL_BAR, False)
+            ratio = best[name] / best[equal[name]]
+            yield Row(f"{what} vs slots of the same memory, N = {length}, {name}", ratio, "times", RECALL_BAR, False)
 
 
 @case("near/far memory")

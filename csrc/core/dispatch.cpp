@@ -107,13 +107,17 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
 /// A number that changes with any of the bytes [at, at + count): Fletcher sums over 16 lanes of 32 bits.
 EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
   typedef uint32_t Lanes __attribute__((vector_size(64)));
-  Lanes sum = {}, weighted = {};
-  for (int64_t i = 0; i < count; i += 64) {
-    Lanes word = {};
-    std::memcpy(&word, at + i, size_t(count - i < 64 ? count - i : 64));
+  Lanes sum = {}, weighted = {}, word = {};
+  const int64_t full = count / 64 * 64;
+  for (int64_t i = 0; i < full; i += 64) {
+    std::memcpy(&word, at + i, 64);
     sum += word;
     weighted += sum;
   }
+  word = Lanes{};
+  std::memcpy(&word, at + full, size_t(count - full));
+  sum += word;
+  weighted += sum;
   uint64_t mixed = uint64_t(count);
   for (int lane = 0; lane < 16; ++lane) {
     for (const uint64_t x : {uint64_t(sum[lane]), uint64_t(weighted[lane])}) {
