@@ -21,6 +21,8 @@ CLANG_TESTS = [
     "nearfar/test_native",
     "nearfar/test_native_recall",
     "nearfar/test_native_training",
+    "nearfar/test_native_bidirectional",
+    "nearfar/test_state_bits",
 ]
 
 

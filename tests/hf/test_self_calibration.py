@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 from hf_support import KERNEL, build, cache, logits, tokens
 from linattn import NearFar
 from linattn.hf import Calibration, StateCache, attach, calibrate, detach
-from linattn.hf.self_calibration import find_or_calibrate, own_text, parse_bytes, random_tokens
+from linattn.hf.self_calibration import find_or_calibrate, own_text, parse_bytes, random_tokens, recall_pays
 
 __all__ = ["cache"]
 
@@ -79,6 +79,18 @@ def test_recall_that_no_head_got_is_said():
     assert not any(any(row) for row in found.recall.values())
     assert len(said) == 1
     assert "no head got recall" in said[0]
+    options["kernel"] = NearFar(**KERNEL, recall_bits=8, state_bits=8)
+    calibrate(build("llama"), tokens(1, 300), 200, recall=2, **options)
+    assert "300 slots hold every token" in said[1]
+
+
+def test_recall_is_measured_where_it_may_take_less_memory_than_slots_for_all_tokens():
+    model = build("llama")
+    assert recall_pays(model, NearFar(**KERNEL, recall_bits=8), 300)
+    assert not recall_pays(model, NearFar(**KERNEL, recall_bits=8, state_bits=8), 300)
+    for bits in (32, 8):
+        found = find_or_calibrate(model, NearFar(**KERNEL, recall_bits=8, state_bits=bits), memory="1MB", length=300)
+        assert any(option.recall for option in found.options) == (bits == 32)
 
 
 def test_sizes_are_read_and_nonsense_is_refused():

@@ -127,12 +127,18 @@ def calibrate(
         result.save(save)
         done.finish()
     if recall and say is not None and not any(any(row) for row in result.recall.values()):
-        cheapest = min(option.price for option in options if option.recall)
-        say(
-            f"no head got recall: it costs as much memory as {cheapest} slots at {ids.shape[1]} tokens, and "
-            f"{mean_slots} slots per head are worth more elsewhere. Allow more slots, or set a lower recall_price."
-        )
+        say(_why_no_recall(options, ids.shape[1], mean_slots))
     return result
+
+
+def _why_no_recall(options: Sequence[Option], length: int, mean_slots: int) -> str:
+    cheapest = min(option.price for option in options if option.recall)
+    costs = f"no head got recall: it costs as much memory as {cheapest} slots at {length} tokens, and"
+    if cheapest >= length:
+        return f"{costs} {length} slots hold every token. Recall pays off with NearFar(state_bits=32) or a lower recall_price."
+    return (
+        f"{costs} {mean_slots} slots per head are worth more elsewhere. Allow more slots, or set a lower recall_price."
+    )
 
 
 def repeating(input_ids: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from .._files import cache_folder
 from ..nearfar import NearFar
 from .budgets import RULE, Calibration, compact
-from .calibrate import calibrate
+from .calibrate import calibrate, price_of_recall
 from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 LENGTH = 2048  # tokens to measure on
@@ -42,7 +42,8 @@ def find_or_calibrate(
             others are not. Without one, those of the saved calibration, or the defaults.
         mean_slots: slots of a kv head on average.
         memory: instead, the size of all near/far states of one sequence, in bytes or as "64MiB"; then recall is given to
-            heads that are worth it. The far tokens of heads with recall are counted for texts of `length` tokens.
+            heads that are worth it, unless slots for all tokens take less memory, as in states of 8 bits. The far tokens of
+            heads with recall are counted for texts of `length` tokens.
         length: tokens of the text to measure on, if nothing is saved: about as many as will be read.
     """
     if (mean_slots is None) == (memory is None):
@@ -54,7 +55,8 @@ def find_or_calibrate(
         kernel = compact() if found is None else found.near_far()
     recall = max(kernel.recalls(1)) if isinstance(kernel.recall, int) else max(kernel.recall)
     if memory is not None:
-        mean_slots, recall = slots_within(model, kernel, parse_bytes(memory)), recall or RECALL
+        mean_slots = slots_within(model, kernel, parse_bytes(memory))
+        recall = recall or (RECALL if recall_pays(model, kernel, length) else 0)
     assert mean_slots is not None
     recall = recall if _decoder(model) else 0
     if found is None:
@@ -85,6 +87,12 @@ def slots_within(model: PreTrainedModel, kernel: NearFar, memory: int) -> int:
             f"{memory / 2**20:.1f} MiB: allow more, or pass a NearFar with a smaller window."
         )
     return (memory - fixed) // max(1, each)
+
+
+def recall_pays(model: PreTrainedModel, kernel: NearFar, length: int) -> bool:
+    """Whether a head with recall takes less memory for a text than slots for all of its tokens, which are exact."""
+    dims = [head_dim(module) for _, module in attention_modules(model) if not is_sliding(module)]
+    return any(price_of_recall(kernel, length, dim) < length for dim in dims)
 
 
 @torch.inference_mode()
