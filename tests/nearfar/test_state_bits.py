@@ -57,6 +57,17 @@ def test_keys_and_values_are_rounded_as_they_arrive_and_nothing_else_is(bits):
     assert (got - attention(q, k, v, kernel="softmax", **CAUSAL)).abs().max() > 2e-5
 
 
+def test_a_state_is_shown_in_one_line_also_if_it_cannot_be_used(bits):
+    q, k, v = tensors(150)
+    for kernel in (small(bits), small(bits, recall=1, recall_bits=8)):
+        _, state = attention(q, k, v, kernel=kernel, return_state=True, **CAUSAL)
+        text = repr(state)
+        assert f"dim={q.shape[-1]}, value_dim={v.shape[-1]}, tokens=150" in text
+        assert "\n" not in text
+        state.slots = state.slots[..., :-1]
+        assert repr(state).endswith("cannot be used)")
+
+
 @given(st.integers(0, 2**31), st.integers(1, 80), st.integers(0, 80), st.sampled_from([1e-38, 1e-6, 1.0, 1e30]))
 def test_rounding_twice_changes_nothing_and_codes_hold_what_was_rounded(seed, dim, value_dim, size):
     x = torch.randn(3, dim + value_dim, generator=torch.Generator().manual_seed(seed)) * size

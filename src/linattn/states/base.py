@@ -195,6 +195,7 @@ class State:
         about = [repr(self.kernel)]
         try:
             batch, sizes = layout.check_shapes(tensors, self.table)
+            self._check_sizes(tensors, sizes)
         except ValueError:
             shapes = (f"{name}={_shape(x)}" for name, x in tensors.items())
             return f"{type(self).__name__}({', '.join([*about, *shapes])}, cannot be used)"
