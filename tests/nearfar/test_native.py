@@ -112,14 +112,15 @@ def test_what_lies_around_the_tokens_is_never_read(isa):
         torch.use_deterministic_algorithms(False)
 
 
-def test_work_space_is_not_read_before_it_is_written(isa):
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_work_space_is_not_read_before_it_is_written(isa, is_causal):
     """A call full of NaN leaves it in the work space of the thread; the next one must not find it."""
     q, k, v = tensors(150)
-    kernel = NearFar(**SMALL)
-    expected = attention(q, k, v, kernel=kernel, **NATIVE)
+    options = {**NATIVE, "kernel": NearFar(**SMALL), "is_causal": is_causal}
+    expected = attention(q, k, v, **options)
     with pytest.raises(ValueError, match="must be finite"):
-        attention(*(torch.full_like(x, torch.nan) for x in (q, k, v)), kernel=kernel, **NATIVE)
-    assert torch.equal(attention(q, k, v, kernel=kernel, **NATIVE), expected)
+        attention(*(torch.full_like(x, torch.nan) for x in (q, k, v)), **options)
+    assert torch.equal(attention(q, k, v, **options), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
