@@ -84,7 +84,7 @@ check-clang: $(VENV)/dev.stamp
 check-neon: $(VENV)/demo.stamp
 	$(BIN)/python csrc/test/check.py neon
 
-bench: $(VENV)/demo.stamp
+bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/run.py
 
 figures: $(VENV)/dev.stamp

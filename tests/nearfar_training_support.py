@@ -69,3 +69,12 @@ def nodes_of(function, *inputs):
     out = torch.compile(function, fullgraph=True, backend=backend)(*inputs)
     found = [str(n.target) for graph in graphs for n in graph.graph.nodes if "linattn" in str(n.target)]
     return out, [x.removesuffix(".default").split(".")[-1] for x in found]
+
+
+def check(tokens, options, tolerance=1e-4, out_tolerance=1e-5, **how):
+    """Outputs and gradients of the native engine are those of the torch engine."""
+    out, grads = run(tokens, options, "native", **how)
+    expected, wide = run(tokens, options, "torch", **how)
+    assert error(out, expected) < out_tolerance
+    for got, want in zip(grads, wide, strict=True):
+        assert error(got, want) < tolerance

@@ -137,7 +137,7 @@ def recalling(recall: list[int], slots: list[int] | int = 192) -> linattn.NearFa
 
 def same_memory(kernel: linattn.NearFar, length: int) -> linattn.NearFar:
     """Without recall: heads that recall get as many more slots as take the memory of their far tokens."""
-    more = round((length - kernel.window) * kernel.recall_bytes(DIM, DIM) / kernel.slot_bytes(DIM, DIM))
+    more = kernel.recall_price(length, DIM, DIM)
     return recalling([0] * 3, [192 + more if blocks else 192 for blocks in kernel.recalls(3)])
 
 

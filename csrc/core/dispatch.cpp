@@ -114,10 +114,12 @@ EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
     sum += word;
     weighted += sum;
   }
-  word = Lanes{};
-  std::memcpy(&word, at + full, size_t(count - full));
-  sum += word;
-  weighted += sum;
+  if (full < count) {
+    word = Lanes{};
+    std::memcpy(&word, at + full, size_t(count - full));
+    sum += word;
+    weighted += sum;
+  }
   uint64_t mixed = uint64_t(count);
   for (int lane = 0; lane < 16; ++lane) {
     for (const uint64_t x : {uint64_t(sum[lane]), uint64_t(weighted[lane])}) {

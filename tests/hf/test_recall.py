@@ -10,7 +10,6 @@ pytest.importorskip("transformers")
 from hf_support import KERNEL, WIDE, build, logits, tokens
 from linattn import NearFar
 from linattn.hf import Calibration, StateCache, attach, calibrate, detach
-from linattn.hf.calibrate import price_of_recall
 from linattn.hf.needle import FACTS, find_needles
 
 calibrating = import_module("linattn.hf.calibrate")  # the package has the function under this name
@@ -46,7 +45,7 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path, monkeypatch)
     monkeypatch.setattr(calibrating, "RECALL_FROM", 0.0)
     model, ids = build("llama"), tokens(1, 300)
     kernel = NearFar(**KERNEL, recall_bits=16)
-    kept = price_of_recall(kernel, 64, 8)
+    kept = kernel.recall_price(64, 8, 8)
     found = calibrate(model, ids, 100, kernel=kernel, recall=100, recall_price=kept, save=tmp_path, progress=False)
     assert {(o.slots, o.price) for o in found.options if o.recall} == {(m, m + kept) for m in (0, 32, 128)}
     assert [o.price for o in found.options] == sorted(o.price for o in found.options)
@@ -57,7 +56,7 @@ def test_calibration_hands_recall_to_heads_that_gain_most(tmp_path, monkeypatch)
     plain = found.with_mean(100, recall=False)
     assert not any(any(row) for row in plain.recall.values())
     by_memory = calibrate(model, ids, 100, kernel=kernel, recall=100, progress=False)
-    again = found.with_mean(100, recall_price=price_of_recall(kernel, 300, 8))
+    again = found.with_mean(100, recall_price=kernel.recall_price(300, 8, 8))
     assert again.options == by_memory.options
     assert again.chosen == by_memory.chosen
     model.config.name_or_path = model.name_or_path = str(tmp_path)

@@ -6,6 +6,7 @@ import torch
 from linattn import NearFar, attention
 from native_support import isa, needs_native
 from nearfar_support import CAUSAL, SMALL, tensors
+from nearfar_training_support import check as check_training
 from nearfar_training_support import error, run, weights
 
 pytestmark = needs_native
@@ -30,11 +31,7 @@ def exact_tokens(N, **sizes):
 
 def check(tokens, options, tolerance=2e-4, **how):
     """The last bit of a slot may differ: the engines sum in different orders and precisions."""
-    out, grads = run(tokens, options, "native", **how)
-    expected, wide = run(tokens, options, "torch", **how)
-    assert error(out, expected) < 1e-4
-    for got, want in zip(grads, wide, strict=True):
-        assert error(got, want) < tolerance
+    check_training(tokens, options, tolerance, out_tolerance=1e-4, **how)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

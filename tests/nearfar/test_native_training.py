@@ -11,18 +11,10 @@ from linattn import NearFar, attention
 from linattn.engines.native.ffi import ISA_LEVELS, library
 from native_support import isa, needs_native
 from nearfar_support import CAUSAL, SMALL, tensors
-from nearfar_training_support import error, run, table, weights
+from nearfar_training_support import check, error, run, table, weights
 
 pytestmark = needs_native
 __all__ = ["isa"]
-
-
-def check(tokens, options, tolerance=1e-4, **how):
-    out, grads = run(tokens, options, "native", **how)
-    expected, wide = run(tokens, options, "torch", **how)
-    assert error(out, expected) < 1e-5
-    for got, want in zip(grads, wide, strict=True):
-        assert error(got, want) < tolerance
 
 
 OPTIONS = {

@@ -102,7 +102,8 @@ def calibrate(
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
     if recall:
-        kept = price_of_recall(near_far, ids.shape[1], head_dim(modules[0])) if recall_price is None else recall_price
+        dim = head_dim(modules[0])
+        kept = near_far.recall_price(ids.shape[1], dim, dim) if recall_price is None else recall_price
         options += [Option(m, recall, m + kept) for m in BESIDE_RECALL]
     shape = {name: getattr(near_far, name) for name in MEASURED}
     done = Unfinished(None if save is None else Path(save), model, ids, RULE, shape, options)
@@ -152,11 +153,6 @@ def sizes_to_try(largest: int) -> list[int]:
     """Numbers of slots, each a half or a third more than the one before: coarser steps waste slots."""
     steps = sorted(step << i for step in (8, 12) for i in range(largest.bit_length()))
     return [0, *(m for m in steps if largest // 256 <= m < largest), largest]
-
-
-def price_of_recall(kernel: NearFar, length: int, dim: int) -> int:
-    """Memory of a head with recall for a text, in slots."""
-    return round(max(0, length - kernel.window) * kernel.recall_bytes(dim, dim) / kernel.slot_bytes(dim, dim))
 
 
 def _try(kernel: NearFar, options: Sequence[Option], ids: Tensor, measure: Measure) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from .._files import cache_folder
 from ..nearfar import NearFar
 from .budgets import RULE, Calibration, compact
-from .calibrate import calibrate, price_of_recall
+from .calibrate import calibrate
 from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 LENGTH = 2048  # tokens to measure on
@@ -92,7 +92,7 @@ def slots_within(model: PreTrainedModel, kernel: NearFar, memory: int) -> int:
 def recall_pays(model: PreTrainedModel, kernel: NearFar, length: int) -> bool:
     """Whether a head with recall takes less memory for a text than slots for all of its tokens, which are exact."""
     dims = [head_dim(module) for _, module in attention_modules(model) if not is_sliding(module)]
-    return any(price_of_recall(kernel, length, dim) < length for dim in dims)
+    return any(kernel.recall_price(length, dim, dim) < length for dim in dims)
 
 
 @torch.inference_mode()

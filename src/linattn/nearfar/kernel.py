@@ -203,6 +203,10 @@ class NearFar(Kernel):
         """Bytes of a slot: an entry, its bias, and the attention that it received from how many queries."""
         return self.entry_bytes(dim, value_dim) + 12
 
+    def recall_price(self, length: int, dim: int, value_dim: int) -> int:
+        """How many slots take the memory that recall of a text needs in one head."""
+        return round(max(0, length - self.window) * self.recall_bytes(dim, value_dim) / self.slot_bytes(dim, value_dim))
+
     def entry_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of the state's keys and values, for calls that compute in `dtype`."""
         return stored_dtype(self.state_bits, dtype)
