@@ -106,23 +106,26 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
 
 /// A number that changes with any of the bytes [at, at + count): Fletcher sums over 16 lanes of 32 bits.
 EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
-  typedef uint32_t Lanes __attribute__((vector_size(64)));
-  Lanes sum = {}, weighted = {}, word = {};
+  typedef uint32_t Lanes __attribute__((vector_size(16)));  // of the smallest instruction set: larger ones would be spilled
+  Lanes sum[4] = {}, weighted[4] = {};
+  const auto add = [&](const uint8_t* from) {
+    for (int i = 0; i < 4; ++i) {
+      Lanes word;
+      std::memcpy(&word, from + i * 16, 16);
+      sum[i] += word;
+      weighted[i] += sum[i];
+    }
+  };
   const int64_t full = count / 64 * 64;
-  for (int64_t i = 0; i < full; i += 64) {
-    std::memcpy(&word, at + i, 64);
-    sum += word;
-    weighted += sum;
-  }
+  for (int64_t i = 0; i < full; i += 64) add(at + i);
   if (full < count) {
-    word = Lanes{};
-    std::memcpy(&word, at + full, size_t(count - full));
-    sum += word;
-    weighted += sum;
+    uint8_t rest[64] = {};
+    std::memcpy(rest, at + full, size_t(count - full));
+    add(rest);
   }
   uint64_t mixed = uint64_t(count);
   for (int lane = 0; lane < 16; ++lane) {
-    for (const uint64_t x : {uint64_t(sum[lane]), uint64_t(weighted[lane])}) {
+    for (const uint64_t x : {uint64_t(sum[lane / 4][lane % 4]), uint64_t(weighted[lane / 4][lane % 4])}) {
       mixed = (mixed ^ x) * 0x9E3779B97F4A7C15u;
       mixed ^= mixed >> 29;
     }

@@ -14,15 +14,12 @@ struct DecodeRow {
   float inverse;        // 1 / denominator
   float* out;           // (M)
   bool update;          // S_new is computed, by the first query head of a group; else it is only read
-  const float* random;  // (r) for round_sum, or null: to nearest
+  const float* random;  // (r) for add_rounded, or null: to nearest
 };
 
-/// a + term, rounded by `random` (round_sum) so that tokens are not lost in the large sums of a long stream. The term
-/// itself may have been rounded: relative to it, not to the sums.
-INLINE vec add_rounded(vec a, vec term, float random) {
-  const vec total = a + term, added = total - a;
-  return round_sum(total, (a - (total - added)) + (term - added), random);
-}
+/// a + term, rounded up or down by chance (`random` in (-1/2, 1/2), see round_sum), so that tokens are not lost in the large
+/// sums of a long stream. The noise is in units of the last place of a, which total has unless the term is as large.
+INLINE vec add_rounded(vec a, vec term, vec random) { return a + (term + last_place(a) * random); }
 
 /// Columns [j, j + W VL) of S: S_new = S rescale + phi_k v'; out = inverse phi_q S_new.
 template <int W, bool FULL>
@@ -40,7 +37,7 @@ INLINE void decode_columns(const LinearCall& c, int64_t j, const DecodeRow& row)
       vec s;
       if (r.update) {
         const vec old = load_some(r.S + at, left) * r.rescale;
-        s = r.random ? add_rounded(old, value[w] * weight, r.random[i]) : old + value[w] * weight;
+        s = r.random ? add_rounded(old, value[w] * weight, splat(r.random[i])) : old + value[w] * weight;
         store_some(r.S_new + at, s, left);
       } else {
         s = load_some(r.S_new + at, left);
@@ -102,24 +99,38 @@ DecodeKeys decode_keys(const LinearCall& c, int64_t head, int64_t n, const KeySc
   return k;
 }
 
-/// One kv head: its new state, and the outputs of its query heads. phi_k (r), phi_q (groups, feature_stride(r)); z
-/// (2, feature_stride(r)) and v (row_stride(M)) are work space. Returns flags.
-int32_t decode_head(const LinearCall& c, int64_t head, float rescale, const float* phi_k, const float* phi_q, float* z,
-                    float* v) {
+/// z and Z_new (r): the old Z rescaled, plus phi_k. random: (r) for add_rounded, or null. z is padded with zeros.
+void decode_denominator(int64_t r, const float* Z, float rescale, const float* phi_k, const float* random, float* z,
+                        float* Z_new) {
+  for (int64_t j = 0; j < r; j += VL) {
+    const vec old = load_some(Z + j, r - j) * rescale, term = load_some(phi_k + j, r - j);
+    const vec sum = random ? add_rounded(old, term, load_some(random + j, r - j)) : old + term;
+    store_some(Z_new + j, sum, r - j);
+    store_some(z + j, sum, r - j);
+  }
+  memset(z + r, 0, size_t(feature_stride(r) - r) * 4);
+}
+
+/// The noise (r) by which the state of a head is rounded after `tokens` tokens, or null for few tokens. `noise` holds that of
+/// the heads before: after as many tokens it is the same.
+const float* decode_noise(int64_t tokens, int64_t r, int64_t& noise_of, float* noise) {
+  if (tokens < LONG_STREAM) return nullptr;
+  if (noise_of != tokens) {
+    for (int64_t j = 0; j < r; ++j) noise[j] = dither(uint64_t(tokens), j);
+    noise_of = tokens;
+  }
+  return noise;
+}
+
+/// One kv head: its new state, and the outputs of its query heads. phi_k (r), phi_q (groups, feature_stride(r)); random as
+/// decode_noise returns it; z (feature_stride(r)) and v (row_stride(M)) are work space. Returns flags.
+int32_t decode_head(const LinearCall& c, int64_t head, float rescale, const float* phi_k, const float* phi_q,
+                    const float* random, float* z, float* v) {
   const int64_t b = head / c.kv_heads, kv = head % c.kv_heads, groups = c.heads / c.kv_heads;
   const int64_t r = c.features, ld = feature_stride(r), M = c.value_dim;
   const uint8_t* mask = c.mask ? c.mask + b : nullptr;
   const void* value = token_ptr(c.dtype, c.value, c.value_stride, b, kv, 0);
-  const float* Z = c.Z + head * r;
-  float* Z_new = c.Z_new + head * r;
-  float* noise = z + ld;
-  const float* random = c.tokens[head] < LONG_STREAM ? nullptr : noise;
-  for (int64_t j = 0; j < r && random; ++j) noise[j] = dither(uint64_t(c.tokens[head]), j);
-  for (int64_t j = 0; j < r; ++j) {
-    const float old = Z[j] * rescale;
-    z[j] = Z_new[j] = random ? add_rounded(splat(old), splat(phi_k[j]), noise[j])[0] : old + phi_k[j];
-  }
-  memset(z + r, 0, size_t(ld - r) * 4);
+  decode_denominator(r, c.Z + head * r, rescale, phi_k, random, z, c.Z_new + head * r);
   c.tokens_new[head] = c.tokens[head] + (!mask || *mask);
   c.guarded_new[head] = c.guarded[head];
   DecodeRow row{c.S + head * r * M,
@@ -152,16 +163,19 @@ int32_t decode(const LinearCall& c, int64_t head, int64_t n) {
   float* space = scratch((n * (1 + groups) + 2) * ld + key_floats(c, n) + query_floats(c, n * groups) + 256);
   float* phi_k = carve(space, n * ld);
   float* phi_q = carve(space, n * groups * ld);
-  float* z = carve(space, 2 * ld);
+  float* z = carve(space, ld);
+  float* noise = carve(space, ld);
   const KeyScratch keys = key_scratch(c, n, carve(space, key_floats(c, n)), phi_k);
   const DecodeKeys k = decode_keys(c, head, n, keys);
   QueryScratch queries = query_scratch(c, n * groups, space);
   const void* query = token_ptr(c.dtype, c.query, c.query_stride, b, (head % c.kv_heads) * groups, 0);
   query_features(c, query, c.query_stride[1], n * groups, queries, phi_q, nullptr, nullptr);
   int32_t flags = OK;
+  int64_t noise_of = -1;
   for (int64_t i = 0; i < n; ++i) {
+    const float* random = decode_noise(c.tokens[head + i], c.features, noise_of, noise);
     c.log_scale_new[head + i] = natural_from_log2(k.log2_scale[i]);
-    flags |= decode_head(c, head + i, k.rescale[i], phi_k + i * ld, phi_q + i * groups * ld, z, keys.v);
+    flags |= decode_head(c, head + i, k.rescale[i], phi_k + i * ld, phi_q + i * groups * ld, random, z, keys.v);
   }
   return flags;
 }

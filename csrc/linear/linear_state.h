@@ -130,12 +130,12 @@ INLINE float dither(uint64_t tokens, int64_t i) {
   return float(int32_t(x >> 40) - (1 << 23)) * 0x1p-24f + 0x1p-25f;
 }
 
+/// The unit in the last place of each number.
+INLINE vec last_place(vec x) { return (vec)((ivec)x & 0x7f800000) * 0x1p-23f; }
+
 /// total + low as one float32: to nearest where `random` is 0, else up or down by chance, so that a long stream of short
 /// calls, which rounds its state at each of them, is not biased. `random` in (-1/2, 1/2).
-INLINE vec round_sum(vec total, vec low, float random) {
-  const vec unit = (vec)((ivec)total & 0x7f800000) * 0x1p-23f;
-  return total + (low + unit * random);
-}
+INLINE vec round_sum(vec total, vec low, float random) { return total + (low + last_place(total) * random); }
 
 /// The state as a caller has it, S (r, M) and Z (r), after a call that began with `tokens` tokens.
 void round_state(const LinearCall& c, LinearState s, int64_t tokens, float* S, float* Z) {

@@ -1,7 +1,7 @@
 """Fast paths of the update rules: calls without masks or gradients, with little Python around the native code.
 
-What calls of one shape have in common is worked out once and kept as a plan. The library itself checks the numbers. The guards
-of torch.compile, where this torch has them, tell within a microsecond that a call is like an earlier one.
+What calls of one shape have in common is worked out once and kept as a plan. The library itself checks the numbers. Guards tell
+that a call is like an earlier one.
 """
 
 import math
@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 
 from ..engines.native import decayed_sums_bindings, delta_rule
 from ..engines.native.ffi import OVERFLOWED, library
+from ..engines.native.guards import guards_of
 from ..engines.native.output_pool import empty as pooled_empty
 from ..engines.native.plans import eligible
 from ..engines.native.step_plan import StepPlan
@@ -22,11 +23,6 @@ from ..ops.decayed_sums.call import DecayedSumsCall
 from ..ops.delta_rule.call import DeltaRuleCall
 from ..states.recurrent import RecurrentState
 from .recurrent_checks import LOWEST
-
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # not a public part of torch
-    TensorGuards = None  # type: ignore[assignment, misc]
 
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # query, key, value, beta (not of sums), log_decay
 Options = tuple[float | None, bool, bool]  # scale, normalize_qk, enable_gqa
@@ -108,11 +104,9 @@ def decode(
 def _guard(setting: Hashable, plan: StepPlan, counts: bool, given: tuple[Tensor, ...]) -> None:
     """Lets the next calls like this one find their plan at once."""
     global _guarded
-    if TensorGuards is None or len({id(x) for x in given}) < len(given):  # the guards want different objects
-        return
-    sizes, strides = [list(x.shape) for x in given], [list(x.stride()) for x in given]
-    guards = TensorGuards(*given, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
-    _guarded = (_Guarded(setting, guards, plan, counts), *_guarded[: MOST_GUARDS - 1])
+    guards = guards_of(given)
+    if guards is not None:
+        _guarded = (_Guarded(setting, guards, plan, counts), *_guarded[: MOST_GUARDS - 1])
 
 
 def prefill(tokens: Tokens, options: Options, state: object) -> tuple[Tensor, RecurrentState] | None:

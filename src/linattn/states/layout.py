@@ -1,5 +1,6 @@
 """Specification of the tensors of a state, and the function that checks them."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MOST = 2**62  # of a count: adding the tokens of a call must not overflow
+FEW = 64  # numbers: reading these in Python takes less time than one operator of torch
 LARGEST_LOG = 1e30  # sums of two of them, in units of log2, are still floats
 WORDS = {
     "H": "kv heads",
@@ -108,17 +110,23 @@ def check_values(tensors: Mapping[str, Tensor], table: Mapping[str, Spec], finit
             if low < 0 or high > MOST:
                 raise ValueError(f"its {name} must lie between 0 and 2^62, got {low if low < 0 else high}.")
         elif kind == "log":
-            if not bool(((x.abs() < LARGEST_LOG) | (x == -torch.inf)).all()):
+            if not _are_logs(x):
                 raise ValueError(f"its {name} must lie between -1e30 and 1e30, or be -inf for the logarithm of 0.")
         elif finite and kind in ("float", "entry") and not bool(torch.isfinite(x).all()):
             raise ValueError(f"its {name} must be finite, but holds NaN or infinity.")
 
 
+def _are_logs(x: Tensor) -> bool:
+    if x.numel() <= FEW:
+        return all(abs(y) < LARGEST_LOG or y == -math.inf for y in x.flatten().tolist())
+    return bool(((x.abs() < LARGEST_LOG) | (x == -torch.inf)).all())
+
+
 def extremes(counts: Tensor) -> tuple[int, int]:
     """Minimum and maximum."""
-    if counts.numel() == 1:
-        only = int(counts)
-        return only, only
+    if counts.numel() <= FEW:
+        numbers = counts.flatten().tolist()
+        return min(numbers), max(numbers)
     low, high = counts.aminmax()
     return int(low), int(high)
 

@@ -20,23 +20,29 @@ from torch.nn import Parameter
 from ...kernels.base import Kernel
 from ...states import finite
 from ...states.base import pack_of
+from ...states.layout import check_values
 from ...states.linear import LinearState, Pack
 from . import output_pool
 from .bindings import DTYPES, check_flags, map_call, rows
 from .feature_maps import NativeMap, make_map
 from .ffi import MOST_GROUPS, NOT_FINITE, LinearCall, library
+from .guards import guards_of
 from .output_pool import FLOATS
 
 MOST_SHAPES = 512  # that are remembered for a kernel
+MOST_GUARDS = 4  # of them
 
 
 # Maps, made once for each kernel, scale and dim ----------------------------------------------------------------------
 
 
 class _Known(NamedTuple):
+    """guarded: the newest plans of one token, each with the scale and enable_gqa of its calls, and guards of their tensors."""
+
     kernel: weakref.ref[Kernel]
     stamp: tuple[int, int]
     maps: dict[tuple[float | None, int], NativeMap]
+    guarded: "list[tuple[float | None, bool, Any, DecodePlan]]"
 
 
 _known: dict[int, _Known] = {}  # by id: a WeakKeyDictionary is slower than all the rest of a short call
@@ -53,7 +59,7 @@ def _known_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     now, number = _stamp(kernel), id(kernel)
     known = _known.get(number)
     if known is None or known.kernel() is not kernel or known.stamp != now:
-        known = _known[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {})
+        known = _known[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {}, [])
     made = known.maps.get((scale, dim))
     if made is None:
         with torch.inference_mode(False):  # it is kept for calls outside as well
@@ -263,6 +269,7 @@ class DecodePlan(NamedTuple):
     sizes: tuple[int, int, int, int]  # of the state: B, kv heads, features, value dim
     out_like: Tensor
     floats: int  # in the state's buffer
+    projection_bytes: int  # of the kernel
 
 
 def decode(
@@ -276,14 +283,13 @@ def decode(
     enable_gqa: bool,
 ) -> tuple[Tensor, LinearState] | None:
     """(B, heads, 1, M) and the state after the token."""
-    found = _find(kernel, scale, query, key, value, enable_gqa)
-    if found is None:
-        return None
-    fmap, shapes = found
-    plan: Any = fmap.plans.get(shapes, False)
-    if plan is False:
-        plan = _remember(fmap, shapes, _decode_plan(fmap, kernel, query, key, value, scale, enable_gqa))
-    if plan is None or state.kernel != plan.signature:
+    plan = _guarded_plan(kernel, query, key, value, scale, enable_gqa)
+    if plan is None:
+        plan = _find_decode_plan(kernel, query, key, value, scale, enable_gqa)
+        if plan is None:
+            return None
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    if state.kernel != plan.signature:
         return None
     pack = pack_of(state)
     if isinstance(pack, Pack) and pack.sizes == plan.sizes:
@@ -293,8 +299,6 @@ def decode(
             return None
         tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
         apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
-    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     plan.call.threads = get_num_threads()
     fresh, out = FLOATS.new_empty(plan.floats), empty_like(plan.out_like)
     q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
@@ -303,6 +307,42 @@ def decode(
         finite.refuse(torch.float32, query=query, key=key, value=value, **finite.of_state(state))
     new = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
     return out if query.dtype is torch.float32 else out.to(query.dtype), new
+
+
+def _guarded_plan(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
+) -> DecodePlan | None:
+    """The plan of an earlier call whose tensors, all of them contiguous, these are like; None if there is none."""
+    known = _known.get(id(kernel))
+    if known is None or is_compiling() or forward_ad._current_level >= 0 or known.kernel() is not kernel:
+        return None
+    projection = kernel._buffers.get("projection")
+    given = (query, key, value) if projection is None else (query, key, value, projection)
+    for its_scale, its_gqa, guards, plan in known.guarded:
+        if its_scale == scale and its_gqa is enable_gqa and guards.check(*given):
+            checksum = 0 if projection is None else library.checksum(projection.data_ptr(), plan.projection_bytes)
+            return plan if known.stamp == (kernel.changes, checksum) else None
+    return None
+
+
+def _find_decode_plan(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
+) -> DecodePlan | None:
+    """The plan of calls like this one, which the next of them find by their guards; None if the call is not eligible."""
+    found = _find(kernel, scale, query, key, value, enable_gqa)
+    if found is None:
+        return None
+    fmap, shapes = found
+    plan: Any = fmap.plans.get(shapes, False)
+    if plan is False:
+        plan = _remember(fmap, shapes, _decode_plan(fmap, kernel, query, key, value, scale, enable_gqa))
+    known, projection = _known.get(id(kernel)), kernel._buffers.get("projection")
+    given = [x for x in (query, key, value, projection) if x is not None]
+    if plan is None or known is None or known.maps.get((scale, query.shape[-1])) is not fmap:
+        return plan
+    if all(x.is_contiguous() for x in given) and (guards := guards_of(given)) is not None:
+        known.guarded[:] = [(scale, enable_gqa, guards, plan), *known.guarded[: MOST_GUARDS - 1]]
+    return plan
 
 
 def _decode_plan(
@@ -320,21 +360,24 @@ def _decode_plan(
     sizes = call.batch, call.kv_heads, fmap.form.features, call.value_dim
     out_like = FLOATS.new_empty(call.batch, call.heads, 1, call.value_dim)
     signature = kernel.signature(scale, call.dim)
-    return DecodePlan(ctypes.addressof(call), call, signature, sizes, out_like, Pack.floats(sizes))
+    projection = kernel._buffers.get("projection")
+    size = 0 if projection is None else projection.nbytes
+    return DecodePlan(ctypes.addressof(call), call, signature, sizes, out_like, Pack.floats(sizes), size)
 
 
 def _usable(state: LinearState, sizes: tuple[int, int, int, int]) -> bool:
     """Whether a state whose tensors anyone may have changed is whole, of these sizes, and needs no conversion."""
+    B, H, r, M = sizes
+    shapes = {"S": (B, H, r, M), "Z": (B, H, r), "log_scale": (B, H), "tokens": (B, H), "guarded": (B, H)}
+    tensors, grad = state.tensors(), is_grad_enabled()
+    for name, shape in shapes.items():
+        x, dtype = tensors.get(name), torch.int64 if name in ("tokens", "guarded") else torch.float32
+        if type(x) is not Tensor or x.shape != shape or x.dtype is not dtype or x.layout is not strided:
+            return False
+        if not x.is_cpu or not x.is_contiguous() or x.is_neg() or (x.requires_grad and grad):
+            return False
     try:
-        batch, found = state.validate()
+        check_values(tensors, state.table)
     except ValueError:
         return False
-    if (*batch, found["H"], found["r"], found["M"]) != sizes:
-        return False
-    for name, x in state.tensors().items():
-        dtype = torch.int64 if name in ("tokens", "guarded") else torch.float32
-        if not x.is_cpu or x.dtype is not dtype or not x.is_contiguous() or x.is_neg():
-            return False
-        if x.requires_grad and is_grad_enabled():
-            return False
     return True
