@@ -102,9 +102,9 @@ def test_the_process_says_the_same(tmp_path):
 
 def test_every_baseline_can_be_asked_for():
     pytest.importorskip("transformers")
-    from linattn.hf import eviction
+    from linattn.hf import baselines
 
-    assert tuple(fidelity_tasks.RULES) == eviction.RULES
+    assert tuple(fidelity_tasks.RULES) == baselines.NAMES
 
 
 def test_an_engine_that_is_not_there_is_refused_with_the_reason(capfd, monkeypatch):

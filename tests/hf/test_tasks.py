@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("transformers")
 
 from hf_support import build
-from linattn.cli.fidelity_tasks import baselines, tasks_table
+from linattn.cli.fidelity_tasks import RULES, tasks_table
 from linattn.hf import tasks, weights
-from linattn.hf.eviction import RULES
+from linattn.hf.baselines import NAMES, baselines_for
 from linattn.nearfar import NearFar
 
 KEY = 6  # tokens that the model below looks for
@@ -72,9 +72,9 @@ def test_texts_hold_their_facts_far_from_the_end_and_never_change(task):
 
 def test_baselines_have_the_memory_of_near_far_at_its_peak():
     model, kernel = build("llama"), NearFar(window=16, slots=24, sinks=2, block=8)
-    found = baselines(model, [], kernel, 24)
-    assert set(found) == set(RULES)
-    keys = found["h2o"][0][0].budget + kernel.block
+    found = baselines_for(model, [], kernel, 24)
+    assert list(NAMES) == RULES == [*found, "duo"]  # which needs a calibration
+    keys = found["h2o"][0].budget + kernel.block
     assert keys * 2 * 8 * 4 <= kernel.state_bytes(24, 8, 8, 2) < (keys + 1) * 2 * 8 * 4
     rows = [{"task": t, "attention": a, "first": 0.5, "interval": 0.1} for t in ("x", "y") for a in ("exact", "h2o")]
     assert tasks_table(rows)[2] == ["h2o", "0.50 ±0.10", "0.50 ±0.10"]

@@ -150,7 +150,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         choices |= _choices(kernel, found, slots, args)
     if not encoder:
         own, mean = (kernel, float(slots)) if found is None else (found.near_far(), found.mean_slots)
-        choices |= fidelity_tasks.baselines(model, args.baselines, own, mean) if softmax else {}
+        choices |= fidelity_tasks.baselines(model, own, mean, found, args) if softmax else {}
         weights.warn_of_missing_start(model, tokenizer)
     read = fidelity.read_encoder if encoder else fidelity.read_language
     readings: dict[tuple[str, str], fidelity.Reading] = {}

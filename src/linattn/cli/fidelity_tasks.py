@@ -7,7 +7,7 @@ from typing import Any
 from .._commandline import whole
 from .progress import progress
 
-RULES = ["streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected"]  # of hf.eviction
+RULES = ["streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected", "duo"]  # of hf.baselines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,26 +25,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         help=f"also show caches that drop keys, at equal memory: {', '.join(RULES)} (default: all)",
     )
+    parser.add_argument(
+        "--calibrated-baselines",
+        action="store_true",
+        help="show the caches of --baselines also with near/far's budgets by head, as '.., calibrated'",
+    )
 
 
-def baselines(model: Any, names: list[str] | None, kernel: Any, mean_slots: float) -> dict[str, Any]:
+def baselines(model: Any, kernel: Any, mean_slots: float, found: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Name -> what `fidelity.read_language` takes, with the memory that near/far with `mean_slots` slots has at its peak."""
-    if names is None:
+    if args.baselines is None:
+        if args.calibrated_baselines:
+            raise ValueError("--calibrated-baselines adds to --baselines: give that too.")
         return {}
-    from ..hf.eviction import baseline, rotary_frequencies
-    from ..hf.modules import attention_modules, head_counts, head_dim, is_sliding
+    from ..hf.baselines import baselines_for
 
-    modules = [module for _, module in attention_modules(model) if not is_sliding(module)]
-    dim, (heads, kv_heads) = head_dim(modules[0]), head_counts(modules[0])
-    entries = kernel.state_bytes(round(mean_slots), dim, dim, heads // kv_heads) // kernel.entry_bytes(dim, dim)
-    options = {"block": kernel.block, "bits": kernel.state_bits, "frequencies": rotary_frequencies(modules[0].config)}
-    if not names:
-        names = [name for name in RULES if name != "expected" or options["frequencies"] is not None]
-    found = {}
-    for name in names:
-        by_layer = list(baseline(name, len(modules), entries - kernel.block, **options).values())
-        found[name] = (dict(zip((module.layer_idx for module in modules), by_layer, strict=True)), None)
-    return found
+    kernels = baselines_for(
+        model,
+        args.baselines,
+        kernel,
+        mean_slots,
+        found=found,
+        length=args.length,
+        calibrated=args.calibrated_baselines,
+    )
+    return {name: (by_layer, None) for name, by_layer in kernels.items()}
 
 
 def run_tasks(model: Any, tokenizer: Any, choices: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:

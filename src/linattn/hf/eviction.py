@@ -1,24 +1,23 @@
 """Baselines: bounded caches that drop keys, as their papers define the choice, in the streaming protocol of near/far.
 
 Tokens are read in blocks. The queries of a block attend to the keys that are kept and to their own block; then keys are dropped
-until `budget` are left. All heads of a layer keep equally many. These rules serve comparisons (`linattn fidelity --baselines`):
-they are computed by plain torch and only for causal calls without padding.
+until each head has as many as its budget. These rules serve comparisons (`linattn fidelity --baselines`): they are computed by
+plain torch and only for causal calls without padding.
 
 | name | keeps, besides the first `sinks` and the last `recent` tokens | paper |
 | --- | --- | --- |
 | streaming | nothing: the window is as long as the budget allows | StreamingLLM, Xiao et al. 2023 |
 | h2o | the largest sums of attention received so far | H2O, Zhang et al. 2023 |
-| tova | the most attended by the last query, over all heads; nothing else is protected | TOVA, Oren et al. 2024 |
+| tova | the most attended by the last query, over heads of equal budgets; nothing else is protected | TOVA, Oren et al. 2024 |
 | snapkv | the most attended by the queries of the last block, smoothed over 5 positions | SnapKV, Li et al. 2024 |
-| pyramidkv | the same, with budgets that fall from the first layer to the last | PyramidKV, Cai et al. 2024 |
 | knorm | the keys with the smallest norm | Devoto et al. 2024 |
 | keydiff | the keys least similar to the mean direction of all keys | KeyDiff, Park et al. 2025 |
 | expected | the most attention expected of queries to come, by the norm of the value | Expected Attention, Devoto et al. 2025 |
 
-DuoAttention is not among them: its retrieval heads keep every key, so that its memory is not bounded.
+PyramidKV and DuoAttention are budgets for these rules: see `baselines.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,18 +31,17 @@ from ..states.base import State
 from ..states.layout import Spec
 from . import expected_attention
 
-RULES = ("streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected")
-LEAST = 64  # keys that a layer keeps under PyramidKV, at least
+RULES = ("streaming", "h2o", "tova", "snapkv", "knorm", "keydiff", "expected")
 POOLED = 5  # positions over which SnapKV smooths attention
 
 
 @dataclass(eq=False, repr=False)
 class EvictionState(State):
-    """The keys that are kept, with their values, as near/far stores them (nearfar.entry_codes).
+    """The keys that are kept, with their values, as near/far stores them (nearfar.entry_codes), one head after the other.
 
     Attributes:
-        entries: (B, H, n, W), a key beside its value.
-        position, received: (B, H, n), and the attention received.
+        entries: (B, C, W), a key beside its value, of all heads.
+        position, received: (B, C), and the attention received; of the current block only under `snapkv`.
         query_sums: (B, H, Q), what the rule `expected` knows of the queries so far; Q = 0 for the others.
     """
 
@@ -55,9 +53,9 @@ class EvictionState(State):
 
     form: ClassVar[str] = "eviction"
     table: ClassVar[dict[str, Spec]] = {
-        "entries": Spec(("H", "n", "W"), "entry"),
-        "position": Spec(("H", "n"), "count"),
-        "received": Spec(("H", "n"), "statistic"),
+        "entries": Spec(("C", "W"), "entry"),
+        "position": Spec(("C",), "count"),
+        "received": Spec(("C",), "statistic"),
         "query_sums": Spec(("H", "Q"), "statistic"),
         "tokens": Spec((), "count"),
     }
@@ -73,7 +71,7 @@ class Eviction(Kernel):
     def __init__(
         self,
         rule: str,
-        budget: int,
+        budget: int | Sequence[int],
         *,
         recent: int = 128,
         sinks: int = 4,
@@ -81,20 +79,27 @@ class Eviction(Kernel):
         bits: int = 32,
         frequencies: Tensor | None = None,
     ):
-        """bits: of the keys and values that are kept: 32, 16 or 8, as in NearFar(state_bits=..).
+        """budget: keys that each kv head keeps, or one number for all.
 
-        frequencies: (D / 2,), of the rotation of queries and keys by their positions; `expected` needs them.
+        bits: of the keys and values that are kept: 32, 16 or 8, as in NearFar(state_bits=..). frequencies: (D / 2,), of the
+        rotation of queries and keys by their positions; `expected` needs them.
         """
         super().__init__(None)
         if rule not in RULES:
-            raise ValueError(f"unknown rule {rule!r}: the baselines are {', '.join(RULES)}.")
-        if budget < sinks + 1:
-            raise ValueError(f"a budget of {budget} keys leaves no room beside {sinks} sinks.")
+            raise ValueError(f"unknown rule {rule!r}: the rules are {', '.join(RULES)}.")
+        self.budget = budget if isinstance(budget, int) else tuple(budget)
+        least = min(self.budgets(1))
+        if least < sinks + 1:
+            raise ValueError(f"a budget of {least} keys leaves no room beside {sinks} sinks.")
         if rule == "expected" and frequencies is None:
             raise ValueError("the rule 'expected' needs a model with plain rotary positions: give their frequencies.")
-        self.rule, self.budget, self.recent, self.sinks, self.block = rule, budget, min(recent, budget), sinks, block
+        self.rule, self.recent, self.sinks, self.block = rule, recent, sinks, block
         self.bits = bits
         self.frequencies = frequencies if rule == "expected" else None
+
+    def budgets(self, heads: int) -> tuple[int, ...]:
+        """Keys that each kv head keeps."""
+        return (self.budget,) * heads if isinstance(self.budget, int) else self.budget
 
     def features_for(self, dim: int) -> int:
         raise ValueError("a cache that drops keys has no features.")
@@ -110,53 +115,96 @@ class Eviction(Kernel):
     ) -> tuple[Tensor, EvictionState]:
         """(B, Hq, L, D), (B, H, L, D), (B, H, L, M) -> (B, Hq, L, M), and the keys that are kept afterwards."""
         B, H, L, D = key.shape
-        if state is None:
-            none = torch.zeros(B, H, 0, dtype=torch.int64, device=key.device)
-            start = torch.zeros(B, dtype=torch.int64, device=key.device)
-            received = key.new_zeros(B, H, 0)
-            sums = expected_attention.no_sums(query, H) if self.rule == "expected" else received
-            entries = encode(torch.cat([key, value], -1)[:, :, :0], D, self.bits)
-            state = EvictionState(self.rule, entries, none, received, sums, start)
-        rows = []
-        done = 0
-        while done < L:
-            count = min(L - done, self.block - int(state.tokens[0]) % self.block)
-            cut = slice(done, done + count)
-            row, state = self._block(query[:, :, cut], key[:, :, cut], value[:, :, cut], state, scale or D**-0.5)
-            rows.append(row)
-            done += count
-        return torch.cat(rows, 2), state
+        if len(self.budgets(H)) != H:
+            raise ValueError(f"budgets of {len(self.budgets(H))} kv heads do not fit {H} of them.")
+        tokens = 0 if state is None else int(state.tokens[0])
+        groups = self._empty(query, key, value) if state is None else self._split(state, H)
+        rows = query.new_empty(B, H, query.shape[1] // H, L, value.shape[-1])
+        for heads, held in groups.items():
+            own, budget = (
+                [x[:, list(heads)] for x in (query.unflatten(1, (H, -1)), key, value)],
+                self.budgets(H)[heads[0]],
+            )
+            for cut in self._blocks(tokens, L):
+                q, k, v = (x[..., cut, :] for x in own)
+                out, held = self._block(q, k, v, held, tokens + cut.start, scale or D**-0.5, budget)
+                rows[:, list(heads), :, cut] = out
+            groups[heads] = held
+        return rows.flatten(1, 2), self._join(groups, B, tokens + L)
+
+    def _blocks(self, tokens: int, length: int) -> Iterator[slice]:
+        """The parts of `length` further tokens that lie in one block each."""
+        start = 0
+        while start < length:
+            end = min(length, start + self.block - (tokens + start) % self.block)
+            yield slice(start, end)
+            start = end
+
+    def _empty(self, query: Tensor, key: Tensor, value: Tensor) -> "dict[tuple[int, ...], _Held]":
+        B, H = key.shape[:2]
+        sums = expected_attention.no_sums(query, H) if self.rule == "expected" else key.new_zeros(B, H, 0)
+        none = torch.zeros(B, H, 0, dtype=torch.int64, device=key.device)
+        entries = torch.cat([key, value], -1)[:, :, :0]
+        held = _Held(encode(entries, key.shape[-1], self.bits), none, key.new_zeros(B, H, 0), sums)
+        return {heads: held.of(heads) for heads in self._groups(H)}
+
+    def _groups(self, heads: int) -> list[tuple[int, ...]]:
+        """The heads of equal budgets."""
+        budgets = self.budgets(heads)
+        return [tuple(h for h in range(heads) if budgets[h] == keys) for keys in sorted(set(budgets))]
+
+    def _split(self, state: EvictionState, heads: int) -> "dict[tuple[int, ...], _Held]":
+        """By heads of equal budgets, which hold equally many keys."""
+        tokens = int(state.tokens[0])
+        full, rest = tokens // self.block * self.block, tokens % self.block
+        sizes = [min(full, keys) + rest for keys in self.budgets(heads)]
+        parts = [x.split(sizes, 1) for x in (state.entries, state.position, state.received)]
+        groups = {}
+        for group in self._groups(heads):
+            entries, position, received = (torch.stack([part[h] for h in group], 1) for part in parts)
+            groups[group] = _Held(entries, position, received, state.query_sums[:, list(group)])
+        return groups
+
+    def _join(self, groups: "dict[tuple[int, ...], _Held]", batch: int, tokens: int) -> EvictionState:
+        """The inverse of `_split`."""
+        owner = {h: (held, i) for heads, held in groups.items() for i, h in enumerate(heads)}
+        ordered = [owner[h] for h in sorted(owner)]
+        fields = {
+            name: torch.cat([getattr(held, name)[:, i] for held, i in ordered], 1)
+            for name in ("entries", "position", "received")
+        }
+        sums = torch.stack([held.query_sums[:, i] for held, i in ordered], 1)
+        count = torch.full((batch,), tokens, dtype=torch.int64, device=sums.device)
+        return EvictionState(self.rule, **fields, query_sums=sums, tokens=count)
 
     def _block(
-        self, query: Tensor, key: Tensor, value: Tensor, state: EvictionState, scale: float
-    ) -> tuple[Tensor, EvictionState]:
-        """Tokens inside one block; keys are dropped at its end."""
+        self, query: Tensor, key: Tensor, value: Tensor, held: "_Held", start: int, scale: float, budget: int
+    ) -> tuple[Tensor, "_Held"]:
+        """Tokens (B, H, G, n, D), (B, H, n, D), (B, H, n, M) inside one block; keys are dropped at its end."""
         B, H, n, D = key.shape
-        start = int(state.tokens[0])
         position = torch.arange(start, start + n, device=key.device).expand(B, H, n)
-        entries = torch.cat([decode(state.entries, D, key.dtype), torch.cat([key, value], -1)], 2)
+        entries = torch.cat([decode(held.entries, D, key.dtype), torch.cat([key, value], -1)], 2)
         keys, values = entries[..., :D], entries[..., D:]
-        positions = torch.cat([state.position, position], 2)
-        x = query.reshape(B, H, -1, n, D)
-        logits = (x @ keys.unsqueeze(2).mT) * scale
+        positions = torch.cat([held.position, position], 2)
+        logits = (query @ keys.unsqueeze(2).mT) * scale
         later = positions[:, :, None, None, :] > position[:, :, None, :, None]
         weights = logits.masked_fill(later, -torch.inf).softmax(-1)  # (B, H, G, n, keys)
-        out = (weights @ values.unsqueeze(2)).reshape(B, -1, n, value.shape[-1])
-        received = torch.cat([state.received, state.received.new_zeros(B, H, n)], 2) + weights.sum(3).mean(2)
-        sums = state.query_sums
+        out = weights @ values.unsqueeze(2)
+        before = held.received * 0 if self.rule == "snapkv" and start % self.block == 0 else held.received
+        received = torch.cat([before, before.new_zeros(B, H, n)], 2) + weights.sum(3).mean(2)
+        sums = held.query_sums
         if self.frequencies is not None:
-            sums = expected_attention.add_queries(sums, x, position[0, 0], self.frequencies)
-        count = state.tokens + n
-        if (start + n) % self.block == 0 and keys.shape[2] > self.budget:
-            known = _Known(keys, values, positions, received, sums, int(count[0]))
-            kept = self._score(weights, known, scale).topk(self.budget, -1).indices.sort(-1).values
+            sums = expected_attention.add_queries(sums, query, position[0, 0], self.frequencies)
+        if (start + n) % self.block == 0 and keys.shape[2] > budget:
+            known = _Known(keys, values, positions, received, sums, start + n)
+            kept = self._score(weights, known, scale, budget).topk(budget, -1).indices.sort(-1).values
             entries = entries.gather(2, kept.unsqueeze(-1).expand(-1, -1, -1, entries.shape[-1]))
             positions, received = positions.gather(2, kept), received.gather(2, kept)
-        return out, EvictionState(self.rule, encode(entries, D, self.bits), positions, received, sums, count)
+        return out, _Held(encode(entries, D, self.bits), positions, received, sums)
 
-    def _score(self, weights: Tensor, known: "_Known", scale: float) -> Tensor:
-        """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last block."""
-        keys, position, n = known.keys, known.positions, weights.shape[3]
+    def _score(self, weights: Tensor, known: "_Known", scale: float, budget: int) -> Tensor:
+        """(B, H, keys), the largest are kept; weights: (B, H, G, n, keys) of the last tokens."""
+        keys, position = known.keys, known.positions
         if self.rule == "tova":
             return weights[..., -1, :].mean((1, 2), keepdim=True).squeeze(2).expand(-1, keys.shape[1], -1)
         if self.rule == "streaming":
@@ -173,15 +221,27 @@ class Eviction(Kernel):
                 known.query_sums, end, keys, known.values, end=end, scale=scale, frequencies=self.frequencies
             )
         else:
-            score = avg_pool1d(weights.mean((2, 3)), POOLED, 1, POOLED // 2)
+            score = avg_pool1d(known.received, POOLED, 1, POOLED // 2)
         protected = position < self.sinks
         if self.rule != "streaming":
-            protected = protected | (position >= known.tokens - max(self.recent, n))
+            protected = protected | (position >= known.tokens - max(min(self.recent, budget), self.block))
         return score.masked_fill(protected, torch.inf)
 
 
+class _Held(NamedTuple):
+    """The keys of heads with equal budgets: entries (B, h, n, W), the rest as in EvictionState, (B, h, n) and (B, h, Q)."""
+
+    entries: Tensor
+    position: Tensor
+    received: Tensor
+    query_sums: Tensor
+
+    def of(self, heads: Sequence[int]) -> "_Held":
+        return _Held(*(x[:, list(heads)] for x in self))
+
+
 class _Known(NamedTuple):
-    """What rules choose by: keys (B, H, n, D), values (B, H, n, M), the rest as in EvictionState; `tokens` read so far."""
+    """What rules choose by: keys (B, H, n, D), values (B, H, n, M), the rest as in _Held; `tokens` read so far."""
 
     keys: Tensor
     values: Tensor
@@ -200,13 +260,3 @@ def rotary_frequencies(config: Any) -> Tensor | None:
         return None
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim)
-
-
-def baseline(rule: str, layers: int, budget: int, **options: Any) -> Mapping[int, Eviction]:
-    """Layer -> its kernel, for `attach`, with `budget` keys in a layer on average."""
-    if rule != "pyramidkv":
-        return {layer: Eviction(rule, budget, **options) for layer in range(layers)}
-    least = min(LEAST, budget)
-    most = 2 * budget - least
-    steps = [round(most - i * (most - least) / max(1, layers - 1)) for i in range(layers)]
-    return {layer: Eviction(rule, keys, **options) for layer, keys in enumerate(steps)}
