@@ -68,6 +68,7 @@ BAD_INPUT = [
     (["generate", "--model", "", "--prompt", "x"], "there is no model ''"),
     (["fidelity", "--model", "minlm", "--text", "FILE"], "did you mean 'minilm'?"),
     (FIDELITY, "name texts to read by --text, or run --tasks"),
+    ([*FIDELITY, "--tasks", "chess"], "chess"),
     ([*FIDELITY, "--text", "/nowhere.txt"], "/nowhere.txt: No such file or directory"),
     ([*FIDELITY, "--text", "/dev/null"], "is empty"),
     ([*FIDELITY, "--text", "FILE", "--length", "10"], "--length must be at least 64, got 10"),
@@ -100,11 +101,12 @@ def test_the_process_says_the_same(tmp_path):
         assert done.stdout == ""
 
 
-def test_every_baseline_can_be_asked_for():
+def test_every_baseline_and_every_task_can_be_asked_for():
     pytest.importorskip("transformers")
-    from linattn.hf import baselines
+    from linattn.hf import baselines, tasks
 
     assert tuple(fidelity_tasks.RULES) == baselines.NAMES
+    assert list(tasks.TASKS) == fidelity_tasks.TASKS
 
 
 def test_an_engine_that_is_not_there_is_refused_with_the_reason(capfd, monkeypatch):

@@ -105,7 +105,7 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_model(args.model)
-    if not args.text and not args.tasks:
+    if not args.text and args.tasks is None:
         raise ValueError("name texts to read by --text, or run --tasks.")
     for file in [*args.text, *([args.calibrate] if args.calibrate not in (None, OWN) else [])]:
         read_text(file)
@@ -166,7 +166,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rows.append(row)
     first = list(texts.values())[:1] if softmax else []
     layers = [error for ids in first for error in fidelity.layer_errors(model, ids, choices["near/far"][0])]
-    asked = fidelity_tasks.run_tasks(model, tokenizer, choices, args) if args.tasks and not encoder else []
+    asked = fidelity_tasks.run_tasks(model, tokenizer, choices, args) if args.tasks is not None and not encoder else []
     if found is not None:
         kernel = found.near_far()
     shape = ", ".join(f"{name} {getattr(kernel, name):g}" for name in ("window", "sinks", "block", "alpha"))

@@ -8,14 +8,18 @@ from .._commandline import whole
 from .progress import progress
 
 RULES = ["streaming", "h2o", "tova", "snapkv", "pyramidkv", "knorm", "keydiff", "expected", "duo"]  # of hf.baselines
+TASKS = ["passkey", "many keys", "variables", "table", "passage", "few-shot"]  # of hf.tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--tasks, --task-texts and --baselines."""
     parser.add_argument(
         "--tasks",
-        action="store_true",
-        help="also run synthetic tasks of --length tokens: the model reads first and is asked at the end",
+        nargs="*",
+        choices=TASKS,
+        metavar="TASK",
+        help="also run synthetic tasks of --length tokens: the model reads first and is asked at the end; "
+        f"{', '.join(TASKS)} (default: all)",
     )
     parser.add_argument("--task-texts", type=whole(2), default=8, metavar="N", help="texts of each task (default 8)")
     parser.add_argument(
@@ -55,11 +59,11 @@ def baselines(model: Any, kernel: Any, mean_slots: float, found: Any, args: argp
 def run_tasks(model: Any, tokenizer: Any, choices: dict[str, Any], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every task with every kind of attention, as plain figures."""
     from ..hf import weights
-    from ..hf.tasks import TASKS, run_task
+    from ..hf.tasks import run_task
 
     encode, start = functools.partial(weights.plain_ids, tokenizer), weights.start_tokens(tokenizer)
     rows = []
-    for label in progress([f"{task}: {name}" for task in TASKS for name in choices]):
+    for label in progress([f"{task}: {name}" for task in args.tasks or TASKS for name in choices]):
         task, name = label.split(": ", 1)
         options = {"length": args.length, "texts": args.task_texts, "start": start}
         score = run_task(model, encode, task, choices[name], **options)
