@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import linattn
 from linattn.engines.native import plans
+from linattn.engines.native.decode import DecodePlan
 from linattn.engines.native.ffi import library
 from linattn.kernels import Positive
 from linattn.measure import peak_memory
@@ -158,7 +159,7 @@ def decode(settings: Settings) -> Iterator[Row]:
 def _bare_steps(kernel: Positive, x: Tokens, state: linattn.State) -> Callable[[], None]:
     """What the library does in such steps, and nothing of Python around it but the call."""
     fmap = plans.native_map(kernel, None, DIM)
-    (plan,) = (plan for plan in fmap.plans.values() if isinstance(plan, plans.DecodePlan))
+    (plan,) = (plan for plan in fmap.plans.values() if isinstance(plan, DecodePlan))
     pack = pack_of(state)
     fresh, out = torch.empty_like(pack.buffer), torch.empty_like(plan.out_like)
     at = [*(y.data_ptr() for y in x), None, pack.buffer.data_ptr(), fresh.data_ptr(), out.data_ptr()]

@@ -30,7 +30,7 @@ def warm(request):
     _, state = linattn.attention(*draw(30), kernel=kernel, is_causal=True, return_state=True)
     for seed in (1, 2):
         step(kernel, state, draw(1, seed))
-    assert plans._known[id(kernel)].guarded
+    assert plans.known_kernels[id(kernel)].guarded
     return kernel, state
 
 

@@ -18,7 +18,7 @@ from .normalise import Arguments, normalise, restore
 from .run import run
 
 if available():
-    from ..engines.native import plans
+    from ..engines.native import decode, plans
 
 
 @overload
@@ -242,6 +242,6 @@ def _fast_path(
     if not is_causal or not (state is None or isinstance(state, LinearState)):
         return None
     if state is not None and return_state and query.shape[-2] == 1:
-        return plans.decode(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
+        return decode.decode(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
     served = plans.prefill_with_state(made, query, key, value, state, scale=scale, enable_gqa=enable_gqa)
     return served if served is None or return_state else served[0]

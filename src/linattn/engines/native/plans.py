@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, empty_like, get_num_threads, is_grad_enabled, strided
+from torch import Tensor, get_num_threads, is_grad_enabled, strided
 from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
@@ -26,26 +26,24 @@ from . import output_pool
 from .bindings import DTYPES, check_flags, map_call, rows
 from .feature_maps import NativeMap, make_map
 from .ffi import MOST_GROUPS, NOT_FINITE, LinearCall, library
-from .guards import guards_of
 from .output_pool import FLOATS
 
 MOST_SHAPES = 512  # that are remembered for a kernel
-MOST_GUARDS = 4  # of them
 
 
 # Maps, made once for each kernel, scale and dim ----------------------------------------------------------------------
 
 
 class _Known(NamedTuple):
-    """guarded: the newest plans of one token, each with the scale and enable_gqa of its calls, and guards of their tensors."""
+    """guarded: the newest plans of one token, after the scale and enable_gqa of their calls and guards of their tensors."""
 
     kernel: weakref.ref[Kernel]
     stamp: tuple[int, int]
     maps: dict[tuple[float | None, int], NativeMap]
-    guarded: "list[tuple[float | None, bool, Any, DecodePlan]]"
+    guarded: list[tuple[float | None, bool, Any, Any]]
 
 
-_known: dict[int, _Known] = {}  # by id: a WeakKeyDictionary is slower than all the rest of a short call
+known_kernels: dict[int, _Known] = {}  # by id: a WeakKeyDictionary is slower than all the rest of a short call
 
 
 def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
@@ -57,9 +55,9 @@ def native_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
 
 def _known_map(kernel: Kernel, scale: float | None, dim: int) -> NativeMap:
     now, number = _stamp(kernel), id(kernel)
-    known = _known.get(number)
+    known = known_kernels.get(number)
     if known is None or known.kernel() is not kernel or known.stamp != now:
-        known = _known[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {}, [])
+        known = known_kernels[number] = _Known(weakref.ref(kernel, lambda ref: _forget(number, ref)), now, {}, [])
     made = known.maps.get((scale, dim))
     if made is None:
         with torch.inference_mode(False):  # it is kept for calls outside as well
@@ -78,9 +76,9 @@ def _stamp(kernel: Kernel) -> tuple[int, int]:
 
 
 def _forget(number: int, ref: weakref.ref[Kernel]) -> None:
-    known = _known.get(number)
+    known = known_kernels.get(number)
     if known is not None and known.kernel is ref:  # else another kernel has that id by now
-        del _known[number]
+        del known_kernels[number]
 
 
 def eligible(*tensors: Tensor) -> bool:
@@ -96,7 +94,7 @@ def eligible(*tensors: Tensor) -> bool:
     return True
 
 
-def _find(
+def find(
     kernel: Kernel, scale: float | None, query: Tensor, key: Tensor, value: Tensor, *form: bool
 ) -> tuple[NativeMap, Hashable] | None:
     """The kernel's map, and the key under which it keeps the plan of such calls; None if the call is not eligible."""
@@ -111,7 +109,7 @@ def _find(
     return _known_map(kernel, scale, query.shape[-1]), shapes
 
 
-def _fixed_call(
+def fixed_call(
     fmap: NativeMap, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> LinearCall | None:
     """The part of the library's structure that all calls of these shapes share; None where they must go the long way."""
@@ -138,7 +136,7 @@ def _set_strides(call: Any, query: Sequence[int], key: Sequence[int], value: Seq
     call.query_stride[:], call.key_stride[:], call.value_stride[:] = query[:3], key[:3], value[:3]
 
 
-def _remember(fmap: NativeMap, shapes: Hashable, plan: object) -> Any:
+def remember(fmap: NativeMap, shapes: Hashable, plan: object) -> Any:
     if len(fmap.plans) == MOST_SHAPES:
         fmap.plans.clear()
     fmap.plans[shapes] = plan
@@ -214,7 +212,7 @@ def prefill_with_state(
         if isinstance(pack, Pack) and pack.sizes == plan.sizes:
             at = pack.buffer.data_ptr()
             old = [at + offset for offset in plan.offsets]
-        elif _usable(state, plan.sizes):
+        elif usable(state, plan.sizes):
             old = [x.data_ptr() for x in (state.S, state.Z, state.log_scale, state.tokens, state.guarded)]
         else:
             return None
@@ -243,129 +241,23 @@ def _prefill_plan(
     is_causal: bool,
     enable_gqa: bool,
 ) -> PrefillPlan | None:
-    found = _find(kernel, scale, query, key, value, is_causal, enable_gqa)
+    found = find(kernel, scale, query, key, value, is_causal, enable_gqa)
     if found is None:
         return None
     fmap, shapes = found
     known: Any = fmap.plans.get(shapes, False)
     if known is not False:
         return known
-    call = _fixed_call(fmap, kernel, query, key, value, enable_gqa)
+    call = fixed_call(fmap, kernel, query, key, value, enable_gqa)
     if call is None or (is_causal and call.queries != call.keys):
-        return _remember(fmap, shapes, None)
+        return remember(fmap, shapes, None)
     sizes = call.batch, call.kv_heads, fmap.form.features, call.value_dim
     out_shape = call.batch, call.heads, call.queries, call.value_dim
     state = kernel.signature(scale, call.dim), sizes, [4 * x for x in Pack.offsets(sizes)], Pack.floats(sizes)
-    return _remember(fmap, shapes, PrefillPlan(ctypes.addressof(call), call, out_shape, *state))
+    return remember(fmap, shapes, PrefillPlan(ctypes.addressof(call), call, out_shape, *state))
 
 
-# One token that goes on from a state ---------------------------------------------------------------------------------
-
-
-class DecodePlan(NamedTuple):
-    address: int  # of `call`
-    call: LinearCall
-    signature: str
-    sizes: tuple[int, int, int, int]  # of the state: B, kv heads, features, value dim
-    out_like: Tensor
-    floats: int  # in the state's buffer
-    projection_bytes: int  # of the kernel
-
-
-def decode(
-    kernel: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: LinearState,
-    *,
-    scale: float | None,
-    enable_gqa: bool,
-) -> tuple[Tensor, LinearState] | None:
-    """(B, heads, 1, M) and the state after the token."""
-    plan = _guarded_plan(kernel, query, key, value, scale, enable_gqa)
-    if plan is None:
-        plan = _find_decode_plan(kernel, query, key, value, scale, enable_gqa)
-        if plan is None:
-            return None
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    if state.kernel != plan.signature:
-        return None
-    pack = pack_of(state)
-    if isinstance(pack, Pack) and pack.sizes == plan.sizes:
-        apart, old = None, pack.buffer.data_ptr()
-    else:
-        if not _usable(state, plan.sizes):
-            return None
-        tensors = state.S, state.Z, state.log_scale, state.tokens, state.guarded
-        apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
-    plan.call.threads = get_num_threads()
-    fresh, out = FLOATS.new_empty(plan.floats), empty_like(plan.out_like)
-    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    flags = library.linear_decode(plan.address, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
-    if flags:
-        finite.refuse(torch.float32, query=query, key=key, value=value, **finite.of_state(state))
-    new = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
-    return out if query.dtype is torch.float32 else out.to(query.dtype), new
-
-
-def _guarded_plan(
-    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
-) -> DecodePlan | None:
-    """The plan of an earlier call whose tensors, all of them contiguous, these are like; None if there is none."""
-    known = _known.get(id(kernel))
-    if known is None or is_compiling() or forward_ad._current_level >= 0 or known.kernel() is not kernel:
-        return None
-    projection = kernel._buffers.get("projection")
-    given = (query, key, value) if projection is None else (query, key, value, projection)
-    for its_scale, its_gqa, guards, plan in known.guarded:
-        if its_scale == scale and its_gqa is enable_gqa and guards.check(*given):
-            checksum = 0 if projection is None else library.checksum(projection.data_ptr(), plan.projection_bytes)
-            return plan if known.stamp == (kernel.changes, checksum) else None
-    return None
-
-
-def _find_decode_plan(
-    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
-) -> DecodePlan | None:
-    """The plan of calls like this one, which the next of them find by their guards; None if the call is not eligible."""
-    found = _find(kernel, scale, query, key, value, enable_gqa)
-    if found is None:
-        return None
-    fmap, shapes = found
-    plan: Any = fmap.plans.get(shapes, False)
-    if plan is False:
-        plan = _remember(fmap, shapes, _decode_plan(fmap, kernel, query, key, value, scale, enable_gqa))
-    known, projection = _known.get(id(kernel)), kernel._buffers.get("projection")
-    given = [x for x in (query, key, value, projection) if x is not None]
-    if plan is None or known is None or known.maps.get((scale, query.shape[-1])) is not fmap:
-        return plan
-    if all(x.is_contiguous() for x in given) and (guards := guards_of(given)) is not None:
-        known.guarded[:] = [(scale, enable_gqa, guards, plan), *known.guarded[: MOST_GUARDS - 1]]
-    return plan
-
-
-def _decode_plan(
-    fmap: NativeMap,
-    kernel: Kernel,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    enable_gqa: bool,
-) -> DecodePlan | None:
-    call = _fixed_call(fmap, kernel, query, key, value, enable_gqa)
-    if call is None or (call.queries, call.keys) != (1, 1):
-        return None
-    sizes = call.batch, call.kv_heads, fmap.form.features, call.value_dim
-    out_like = FLOATS.new_empty(call.batch, call.heads, 1, call.value_dim)
-    signature = kernel.signature(scale, call.dim)
-    projection = kernel._buffers.get("projection")
-    size = 0 if projection is None else projection.nbytes
-    return DecodePlan(ctypes.addressof(call), call, signature, sizes, out_like, Pack.floats(sizes), size)
-
-
-def _usable(state: LinearState, sizes: tuple[int, int, int, int]) -> bool:
+def usable(state: LinearState, sizes: tuple[int, int, int, int]) -> bool:
     """Whether a state whose tensors anyone may have changed is whole, of these sizes, and needs no conversion."""
     B, H, r, M = sizes
     shapes = {"S": (B, H, r, M), "Z": (B, H, r), "log_scale": (B, H), "tokens": (B, H), "guarded": (B, H)}
