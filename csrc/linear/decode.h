@@ -17,8 +17,8 @@ struct DecodeRow {
   const float* random;  // (r) for add_rounded, or null: to nearest
 };
 
-/// a + term, rounded up or down by chance (`random` in (-1/2, 1/2), see round_sum), so that tokens are not lost in the large
-/// sums of a long stream. The noise is in units of the last place of a, which total has unless the term is as large.
+/// a + term, rounded up or down by chance (`random` in (-1/2, 1/2), see round_sum), so that tokens are not lost in the
+/// large sums of a long stream. The noise is in units of the last place of a, which total has unless the term is as large.
 INLINE vec add_rounded(vec a, vec term, vec random) { return a + (term + last_place(a) * random); }
 
 /// Columns [j, j + W VL) of S: S_new = S rescale + phi_k v'; out = inverse phi_q S_new.
@@ -111,8 +111,8 @@ void decode_denominator(int64_t r, const float* Z, float rescale, const float* p
   memset(z + r, 0, size_t(feature_stride(r) - r) * 4);
 }
 
-/// The noise (r) by which the state of a head is rounded after `tokens` tokens, or null for few tokens. `noise` holds that of
-/// the heads before: after as many tokens it is the same.
+/// The noise (r) by which the state of a head is rounded after `tokens` tokens, or null for few tokens. `noise` holds that
+/// of the heads before: after as many tokens it is the same.
 const float* decode_noise(int64_t tokens, int64_t r, int64_t& noise_of, float* noise) {
   if (tokens < LONG_STREAM) return nullptr;
   if (noise_of != tokens) {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import linattn
 from conftest import DIM, KERNELS, assert_close, forgetting, qkv, tokens
-from linattn.kernels import Kernel
+from linattn.kernels import Kernel, Relu
 
 EXACT = {"softmax": lambda: linattn.kernels.Softmax()}
 
@@ -165,3 +165,19 @@ def test_a_cache_drops_its_last_tokens():
     assert_close(after.drop_last(5).key, before.key)
     with pytest.raises(ValueError, match="cannot drop 31 of 30 tokens"):
         after.drop_last(31)
+
+
+@pytest.mark.parametrize("engine", ["torch", "native"])
+@pytest.mark.parametrize("length", [1, 3, 70])
+def test_masked_tokens_change_no_bit_of_a_long_stream(engine, length):
+    """Long streams are rounded by chance, which must not move a sum, not even a power of two, that nothing was added to."""
+    options = {"kernel": Relu(), "is_causal": True, "return_state": True, "engine": engine}
+    q, k, v = (tokens(2, 3, length, 8, seed=seed, dtype=torch.float32) for seed in range(3))
+    _, state = linattn.attention(q, k, v, **options)
+    exponent = torch.arange(state.S.numel()).reshape(state.S.shape) % 40 - 20
+    signs = torch.where(exponent % 3 == 0, -1.0, 1.0)
+    for count in range(5000, 5008):
+        state.S, state.Z, state.tokens = signs * 2.0**exponent, 2.0 ** exponent[..., 0], state.tokens * 0 + count
+        _, after = linattn.attention(q, k, v, state=state, key_mask=torch.zeros(2, length, dtype=torch.bool), **options)
+        assert torch.equal(after.S, state.S)
+        assert torch.equal(after.Z, state.Z)

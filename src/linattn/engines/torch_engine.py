@@ -173,5 +173,5 @@ def _rounded(sums: Tensor, state: LinearState) -> Tensor:
     places = state.tokens.unsqueeze(-1).to(sums.dtype) * 0.6180339887498949 + features * 0.7548776662466927
     dither = (places.frac() - 0.5).masked_fill((state.tokens < LONG_STREAM).unsqueeze(-1), 0)  # (B, H, r)
     size = sums.detach().to(dtype).abs()
-    unit = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+    unit = size - torch.nextafter(size, torch.zeros_like(size))  # less than half of it is rounded away on either side
     return (sums + dither.unsqueeze(-1) * unit).to(dtype)
