@@ -1,16 +1,19 @@
 """Calibration hands slots to the heads that need them, and its files are found again."""
 
+import itertools
 import json
 import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
 from hf_support import build, logits, tokens
 from linattn import NearFar
-from linattn.hf import Calibration, attach, calibrate, detach
+from linattn.hf import Calibration, attach, budgets, calibrate, detach
 from linattn.hf.budgets import hand_out
 from linattn.hf.calibrate import repeating
 
@@ -28,6 +31,33 @@ def test_slots_go_where_they_remove_most_error():
 def test_a_step_that_only_pays_together_is_seen():
     errors = torch.tensor([[[4.0, 4.0, 0.0], [1.0, 0.9, 0.8]]])
     assert hand_out(errors, [8, 16, 64], 36) == [[2, 0]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    heads=st.integers(1, 4),
+    prices=st.lists(st.integers(0, 500), min_size=1, max_size=4, unique=True).map(sorted),
+    mean=st.integers(0, 500),
+    units=st.sampled_from([16, 2**16]),
+)
+def test_no_other_assignment_is_better(seed, heads, prices, mean, units):
+    errors = torch.rand(1, heads, len(prices), generator=torch.Generator().manual_seed(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budgets, "MOST_UNITS", units)
+        (chosen,) = hand_out(errors, prices, mean)
+    most = max(mean, prices[0]) * heads
+    assert len(chosen) == heads
+    assert sum(prices[i] for i in chosen) <= most
+
+    def error(row):
+        return float(sum(errors[0, h, i] for h, i in enumerate(row)))
+
+    fitting = [
+        row for row in itertools.product(range(len(prices)), repeat=heads) if sum(prices[i] for i in row) <= most
+    ]
+    if units > most:  # else prices are rounded up
+        assert error(chosen) == pytest.approx(min(map(error, fitting)), abs=1e-6)
 
 
 def test_the_text_is_made_to_repeat_itself():

@@ -1,6 +1,7 @@
 """Budgets per layer and kv head: how slots are assigned, and the files that store them."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from ..nearfar import NearFar
 from .modules import Layer
 
 STEM = "linattn-budgets"
+MOST_UNITS = 2**16  # of memory, in which budgets are handed out
 RULE = 5  # by which near/far chooses what to pool and calibration what counts: files of another say nothing
 
 
@@ -150,24 +152,31 @@ class Calibration:
 
 
 def hand_out(errors: Tensor, prices: Sequence[int], mean: int) -> list[list[int]]:
-    """Greedy assignment: the step that removes the most error for its price is taken first.
+    """The assignment of options to heads with the least sum of errors, among those that cost `mean` or less on average.
 
-    errors: (layers, kv heads, options); prices of the options, rising; mean: the price that a head may cost on average.
+    errors: (layers, kv heads, options); prices of the options, rising; mean: the price that a head may cost on average. Of
+    options with equal errors the cheapest is taken.
     """
     layers, heads, _ = errors.shape
-    best = errors.cummin(-1).values.tolist()  # a more expensive option never counts as worse
-    level = [[0] * heads for _ in range(layers)]
-    left = (mean - prices[0]) * layers * heads
-    while True:
-        steps = [
-            ((best[i][h][level[i][h]] - best[i][h][to]) / max(1, prices[to] - prices[level[i][h]]), i, h, to)
-            for i in range(layers)
-            for h in range(heads)
-            for to in range(level[i][h] + 1, len(prices))
-            if prices[to] - prices[level[i][h]] <= left
-        ]
-        gain, i, h, to = max(steps, default=(0.0, 0, 0, 0))
-        if gain <= 0:
-            return level
-        left -= prices[to] - prices[level[i][h]]
-        level[i][h] = to
+    total = max(mean, prices[0]) * layers * heads
+    unit = max(1, math.gcd(*prices), -(-total // MOST_UNITS))
+    costs = [-(-price // unit) for price in prices]
+    room = max(total // unit, costs[0] * layers * heads)
+    # Dynamic programming: least[m] is the smallest error of the heads so far if they cost at most m units.
+    least, taken = torch.zeros(room + 1, dtype=torch.float64), []
+    for row in errors.flatten(0, 1).tolist():
+        before, least = least, torch.full_like(least, torch.inf)
+        option = torch.zeros(room + 1, dtype=torch.int16)
+        for i, (cost, error) in enumerate(zip(costs, row, strict=True)):
+            if cost > room:
+                break
+            found, best = before[: room + 1 - cost] + error, least[cost:]
+            option[cost:].masked_fill_(found < best, i)
+            torch.minimum(found, best, out=best)
+        taken.append(option)
+    at, chosen = int(least.argmin()), []
+    for option in reversed(taken):
+        chosen.append(int(option[at]))
+        at -= costs[chosen[-1]]
+    chosen.reverse()
+    return [chosen[i * heads : (i + 1) * heads] for i in range(layers)]
