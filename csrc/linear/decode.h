@@ -19,7 +19,7 @@ struct DecodeRow {
 
 /// a + term, rounded up or down by chance (`random` in (-1/2, 1/2), see round_sum), so that tokens are not lost in the
 /// large sums of a long stream. The noise is in units of the last place of a, which total has unless the term is as large.
-INLINE vec add_rounded(vec a, vec term, vec random) { return a + (term + last_place(a) * random); }
+INLINE vec add_rounded(vec a, vec term, vec random) { return a + (term + last_place(a, term) * random); }
 
 /// Columns [j, j + W VL) of S: S_new = S rescale + phi_k v'; out = inverse phi_q S_new.
 template <int W, bool FULL>

@@ -130,15 +130,13 @@ INLINE float dither(uint64_t tokens, int64_t i) {
   return float(int32_t(x >> 40) - (1 << 23)) * 0x1p-24f + 0x1p-25f;
 }
 
-/// The distance from |x| to the next smaller number: less than half of it, added or subtracted, is rounded away.
-INLINE vec last_place(vec x) {
-  const vec below = x * 0x1.fffffep-1f;  // in the binade below if x is a power of two
-  return (vec)((ivec)below & 0x7f800000) * 0x1p-23f;
-}
+/// The unit in the last place of x where `low` is not 0. Where it is, x is exact, and noise must not move it: below a power
+/// of two, half a unit is a number of its own.
+INLINE vec last_place(vec x, vec low) { return (vec)((ivec)x & 0x7f800000 & (low != 0)) * 0x1p-23f; }
 
 /// total + low as one float32: to nearest where `random` is 0, else up or down by chance, so that a long stream of short
 /// calls, which rounds its state at each of them, is not biased. `random` in (-1/2, 1/2).
-INLINE vec round_sum(vec total, vec low, float random) { return total + (low + last_place(total) * random); }
+INLINE vec round_sum(vec total, vec low, float random) { return total + (low + last_place(total, low) * random); }
 
 /// The state as a caller has it, S (r, M) and Z (r), after a call that began with `tokens` tokens.
 void round_state(const LinearCall& c, LinearState s, int64_t tokens, float* S, float* Z) {

@@ -172,6 +172,8 @@ def _rounded(sums: Tensor, state: LinearState) -> Tensor:
     features = torch.arange(sums.shape[-2], dtype=sums.dtype, device=sums.device)
     places = state.tokens.unsqueeze(-1).to(sums.dtype) * 0.6180339887498949 + features * 0.7548776662466927
     dither = (places.frac() - 0.5).masked_fill((state.tokens < LONG_STREAM).unsqueeze(-1), 0)  # (B, H, r)
-    size = sums.detach().to(dtype).abs()
-    unit = size - torch.nextafter(size, torch.zeros_like(size))  # less than half of it is rounded away on either side
+    near = sums.detach().to(dtype)
+    size = near.abs()
+    unit = torch.nextafter(size, torch.full_like(size, torch.inf)) - size
+    unit = unit.masked_fill(near == sums.detach(), 0)  # exact: below a power of two, half a unit is a number of its own
     return (sums + dither.unsqueeze(-1) * unit).to(dtype)
