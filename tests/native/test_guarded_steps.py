@@ -1,6 +1,7 @@
 """One-token steps that are recognised by guards: whatever differs from the earlier call is noticed."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,31 @@ def test_gradients_are_not_lost(warm):
     assert torch.autograd.grad(out.sum(), k)[0].abs().max() > 0
     with torch.no_grad():
         assert not step(kernel, state, (q, k, v))[0].requires_grad
+
+
+def test_transforms_see_the_state_behind_known_tokens(warm):
+    kernel, state = warm
+    tokens = draw(1, 1)
+
+    def rows(S):
+        return step(kernel, replace(state, S=S), tokens, "auto")[0]
+
+    both = torch.stack([state.S, 2 * state.S])
+    torch.testing.assert_close(torch.func.vmap(rows)(both), torch.stack([rows(S) for S in both]), atol=1e-5, rtol=1e-5)
+    found = torch.func.grad(lambda S: rows(S).square().sum())(state.S)
+    S = state.S.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(step(kernel, replace(state, S=S), tokens, "torch")[0].square().sum(), S)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [("q", "k", "v"), (None, None, None)])
+def test_what_is_no_tensor_is_refused(warm, tokens):
+    kernel, state = warm
+    for i in range(3):
+        given = draw(1, 1)
+        given[i] = tokens[i]
+        with pytest.raises(TypeError, match=f"{('query', 'key', 'value')[i]} must be a tensor"):
+            step(kernel, state, given)
 
 
 @pytest.mark.parametrize("how", ["data", "numpy", "assigned", "in place"])
