@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model)
     if not args.text and args.tasks is None:
         raise ValueError("name texts to read by --text, or run --tasks.")
+    fidelity_tasks.check(args)
     for file in [*args.text, *([args.calibrate] if args.calibrate not in (None, OWN) else [])]:
         read_text(file)
     if args.save:

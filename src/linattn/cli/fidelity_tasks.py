@@ -36,11 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuses baselines that cannot be made, before a model is loaded."""
+    if args.calibrated_baselines and args.baselines is None:
+        raise ValueError("--calibrated-baselines adds to --baselines: give that too.")
+    needs = (
+        "--calibrated-baselines" if args.calibrated_baselines else "duo" if "duo" in (args.baselines or []) else None
+    )
+    if needs and not (args.calibrate or args.calibration):
+        raise ValueError(f"{needs} needs budgets by head: add --calibrate or --calibration.")
+
+
 def baselines(model: Any, kernel: Any, mean_slots: float, found: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Name -> what `fidelity.read_language` takes, with the memory that near/far with `mean_slots` slots has at its peak."""
     if args.baselines is None:
-        if args.calibrated_baselines:
-            raise ValueError("--calibrated-baselines adds to --baselines: give that too.")
         return {}
     from ..hf.baselines import baselines_for
 

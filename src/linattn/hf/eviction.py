@@ -121,10 +121,8 @@ class Eviction(Kernel):
         groups = self._empty(query, key, value) if state is None else self._split(state, H)
         rows = query.new_empty(B, H, query.shape[1] // H, L, value.shape[-1])
         for heads, held in groups.items():
-            own, budget = (
-                [x[:, list(heads)] for x in (query.unflatten(1, (H, -1)), key, value)],
-                self.budgets(H)[heads[0]],
-            )
+            own = [x[:, list(heads)] for x in (query.unflatten(1, (H, -1)), key, value)]
+            budget = self.budgets(H)[heads[0]]
             for cut in self._blocks(tokens, L):
                 q, k, v = (x[..., cut, :] for x in own)
                 out, held = self._block(q, k, v, held, tokens + cut.start, scale or D**-0.5, budget)
