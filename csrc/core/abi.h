@@ -3,12 +3,12 @@
 #include <stdint.h>
 
 /// Rises with every change of an entry point or of a call structure; engines/native/ffi.py must expect the same number.
-constexpr int64_t ABI_VERSION = 19;
+constexpr int64_t ABI_VERSION = 20;
 
 /// CODES: entries of a near/far state in 8 bits (nearfar/entries.h).
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16, CODES };
 /// NOT_FINITE: of one-token steps, nothing was written. OVERFLOWED: the new state was written, and the output is not
-/// finite.
-enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2, OVERFLOWED = 4 };
+/// finite. STALE: the kernel's weights have changed since the call was planned; nothing was written.
+enum Flag : int32_t { OK = 0, NOT_FINITE = 1, NO_MEMORY = 2, OVERFLOWED = 4, STALE = 8 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

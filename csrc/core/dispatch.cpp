@@ -104,7 +104,7 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
   return has;
 }
 
-/// A number that changes with any of the bytes [at, at + count): Fletcher sums over 16 lanes of 32 bits.
+/// See core/dispatch.h. Fletcher sums over 16 lanes of 32 bits.
 EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
   typedef uint32_t Lanes __attribute__((vector_size(16)));  // of the smallest instruction set: larger ones would be spilled
   Lanes sum[4] = {}, weighted[4] = {};

@@ -8,6 +8,9 @@
 /// linattn_set_isa chose.
 int isa_level();
 
+/// A number that changes with any of the bytes [at, at + count).
+extern "C" uint64_t linattn_checksum(const uint8_t* at, int64_t count);
+
 /// Declares the tables of one subject, and the function that picks one of them.
 #if defined(LINATTN_ONLY_PORTABLE)
 #define DECLARE_KERNELS(Table, subject)                   \

@@ -65,6 +65,20 @@ struct DeltaLayer {
   int32_t pad;
 };
 
+/// One token of such a layer after others: float32, D and M of any size. The convolution's inputs and the state move on.
+/// b and a, the inputs of beta and of the decay, have strides over batch, key head and the value heads that share it.
+struct DeltaLayerStep {
+  int64_t batch, key_heads, heads, dim, value_dim, threads;
+  int64_t width, held;  // of the convolution, and the inputs that conv_state holds for each channel, at least width - 1
+  int64_t mixed_stride, gate_stride, ba_stride[3], conv_stride[2];  // conv_stride: over batch and channel
+  float scale, eps;
+  const float *mixed, *b, *a, *gate;  // (B, 2 Hk D + H M): queries, keys and values; (B, H); (B, H M)
+  const float *filter, *filter_bias;  // (channels, width), (channels) or null
+  const float *A_log, *dt_bias;       // (H): log decay = -exp(A_log) softplus(a + dt_bias)
+  const float* norm_weight;           // (M)
+  float *conv_state, *state, *out;    // (B, channels, held), (B, H, D, M), (B, H M)
+};
+
 constexpr int64_t MOST_SHARED = 4;  // value heads that forward_layer computes together
 
 /// Tokens [begin, end) of value heads [first, first + count), which share a key head. Where begin > 0, the call's state_new

@@ -1,6 +1,8 @@
 /// The entry points of the delta rule.
+#include <algorithm>
+
 #include "core/threads.h"
-#include "delta/abi.h"
+#include "delta/layer_step.h"
 
 namespace {
 
@@ -95,6 +97,28 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
       delta_kernels().decode(c, first, heads * (i + 1) / pieces - first);
     });
     return mask ? OK : delta_kernels().step_flags(c, tokens);
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+}
+
+EXPORT int64_t linattn_delta_layer_step_size() { return sizeof(DeltaLayerStep); }
+
+/// One token of a layer. NOT_FINITE: nothing was written but the inputs that the convolution holds, and out is NaN.
+EXPORT int32_t linattn_delta_layer_step(const DeltaLayerStep* s) {
+  const int64_t keys = s->key_heads * s->dim, channels = 2 * keys + s->heads * s->value_dim, heads = s->batch * s->heads;
+  try {
+    const std::unique_ptr<float[]> space(new float[size_t(s->batch * channels + heads * (2 + s->value_dim))]);
+    float *mixed = space.get(), *beta = mixed + s->batch * channels, *log_decay = beta + heads, *rows = log_decay + heads;
+    mixer_kernels().conv_step(step_convolution(*s, channels, mixed));
+    step_gates(*s, beta, log_decay);
+    const DeltaCall rule = step_rule(*s, channels);
+    const int32_t flags = linattn_delta_step(&rule, mixed, mixed + keys, mixed + 2 * keys, beta, log_decay, nullptr,
+                                             s->state, s->state, rows, nullptr, s->threads);
+    if (flags == NO_MEMORY) return flags;
+    if (flags == NOT_FINITE) std::fill(s->out, s->out + heads * s->value_dim, std::nanf(""));
+    if (flags != NOT_FINITE) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
+    return flags;
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }

@@ -59,9 +59,12 @@ EXPORT int32_t linattn_linear_forward(const LinearCall* shared, const void* quer
 }
 
 /// One token. `shared` holds what all tokens have in common. The new state is one buffer (PackedState); the old one is such
-/// a buffer too, or the five tensors S, Z, log_scale, tokens, guarded in `parts`.
+/// a buffer too, or the five tensors S, Z, log_scale, tokens, guarded in `parts`. weights (weight_bytes), or null: those of
+/// the kernel, which must still have this checksum.
 EXPORT int32_t linattn_linear_decode(const LinearCall* shared, const void* query, const void* key, const void* value,
-                                     const void* const* parts, float* old_state, float* new_state, float* out) {
+                                     const void* const* parts, float* old_state, float* new_state, float* out,
+                                     const uint8_t* weights, int64_t weight_bytes, uint64_t checksum) {
+  if (weights && linattn_checksum(weights, weight_bytes) != checksum) return STALE;
   LinearCall c = *shared;
   c.query = query, c.key = key, c.value = value, c.out = out;
   if (parts) {

@@ -49,7 +49,7 @@ struct ProjectCall {
   const void* weight;  // (outputs, inputs)
   const float* bias;   // (outputs) or null
   float* out;
-  const int64_t* order;  // project_many: the row of weight for each output, or null: all in their order
+  const int64_t* order;  // (outputs): the row of weight for each output, or null: all in their order
   /// project_many: out = diag(row_scale) x diag(input_scale) weight^T + bias, for a norm before the product; null: ones.
   const float *row_scale, *input_scale;  // (rows), (inputs)
 };

@@ -25,23 +25,22 @@ struct BFloat16Weights {
   INLINE static float wide_one(uint16_t x) { return bfloat16_to_float(x); }
 };
 
-/// out (R) = R rows of the weights (R, inputs) times x (inputs).
+/// out (R) = R rows of the weights, (inputs) each, times x (inputs).
 template <class Weights, int R>
-INLINE void dot_rows(const typename Weights::Type* w, int64_t inputs, const float* x, float* out) {
+INLINE void dot_rows(const typename Weights::Type* const* rows, int64_t inputs, const float* x, float* out) {
   vec even[R] = {}, odd[R] = {};
   int64_t i = 0;
   for (; i + 2 * VL <= inputs; i += 2 * VL) {
     const vec a = load(x + i), b = load(x + i + VL);
     UNROLL(4)
     for (int r = 0; r < R; ++r) {
-      const typename Weights::Type* row = w + r * inputs + i;
-      even[r] += Weights::wide(row) * a;
-      odd[r] += Weights::wide(row + VL) * b;
+      even[r] += Weights::wide(rows[r] + i) * a;
+      odd[r] += Weights::wide(rows[r] + i + VL) * b;
     }
   }
   for (int r = 0; r < R; ++r) {
     float rest = sum(even[r] + odd[r]);
-    for (int64_t k = i; k < inputs; ++k) rest += Weights::wide_one(w[r * inputs + k]) * x[k];
+    for (int64_t k = i; k < inputs; ++k) rest += Weights::wide_one(rows[r][k]) * x[k];
     out[r] = rest;
   }
 }
@@ -52,13 +51,15 @@ void project_rows(const ProjectCall& c, int64_t first, int64_t last) {
   const auto* weight = static_cast<const typename Weights::Type*>(c.weight);
   for (int64_t o = first; o < last;) {
     const int64_t count = last - o >= ROWS ? ROWS : 1;
+    const typename Weights::Type* rows[ROWS];
+    for (int64_t k = 0; k < count; ++k) rows[k] = weight + (c.order ? c.order[o + k] : o + k) * c.inputs;
     for (int64_t n = 0; n < c.rows; ++n) {
       float* out = c.out + n * c.outputs + o;
       const float* x = c.x + n * c.x_stride;
       if (count == ROWS) {
-        dot_rows<Weights, ROWS>(weight + o * c.inputs, c.inputs, x, out);
+        dot_rows<Weights, ROWS>(rows, c.inputs, x, out);
       } else {
-        dot_rows<Weights, 1>(weight + o * c.inputs, c.inputs, x, out);
+        dot_rows<Weights, 1>(rows, c.inputs, x, out);
       }
       for (int64_t k = 0; c.bias && k < count; ++k) out[k] += c.bias[o + k];
     }

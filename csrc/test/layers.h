@@ -6,6 +6,7 @@
 
 extern "C" {
 int32_t linattn_delta_layer(const DeltaCall*, const DeltaLayer*);
+int32_t linattn_delta_layer_step(const DeltaLayerStep*);
 int32_t linattn_scan_layer(const DecayCall*, const ScanLayer*);
 }
 
@@ -52,6 +53,28 @@ void check_delta_layer(const LayerShape& s) {
   digests.same(name + ": state", final, final.size, 1e-3);
 }
 
+/// Two tokens of such a layer, one after the other.
+void check_delta_layer_step(const LayerShape& s) {
+  seed = 1;
+  const int64_t B = 2, channels = s.channels(), held = s.width - 1;
+  Buffer<float> mixed(B * channels, true), ba(B * 2 * s.heads, true), gate(B * s.values(), true), norm(s.dim, true);
+  Buffer<float> filter(channels * s.width, true), bias(channels, true), decay(2 * s.heads, true), out(B * s.values());
+  Buffer<float> conv_state(B * channels * held, true), state(B * s.heads * s.key_dim * s.dim, true);
+  DeltaLayerStep c;
+  std::memset(&c, 0, sizeof c);
+  c.batch = B, c.key_heads = s.key_heads, c.heads = s.heads, c.dim = s.key_dim, c.value_dim = s.dim, c.threads = 3;
+  c.width = s.width, c.held = held, c.mixed_stride = channels, c.gate_stride = s.values(), c.scale = 0.5f, c.eps = 1e-3f;
+  c.ba_stride[0] = 2 * s.heads, c.ba_stride[1] = 2 * s.heads / s.key_heads, c.ba_stride[2] = 1;
+  c.conv_stride[0] = channels * held, c.conv_stride[1] = held;
+  c.mixed = mixed, c.b = ba, c.a = ba + s.heads / s.key_heads, c.gate = gate, c.filter = filter, c.filter_bias = bias;
+  c.A_log = decay, c.dt_bias = decay + s.heads, c.norm_weight = norm;
+  c.conv_state = conv_state, c.state = state, c.out = out;
+  const std::string name = "delta layer step, heads " + std::to_string(s.heads) + " dim " + std::to_string(s.dim);
+  expect(linattn_delta_layer_step(&c) == OK && linattn_delta_layer_step(&c) == OK, name);
+  digests.same(name, out, out.size, 1e-3);
+  digests.same(name + ": state", state, state.size, 1e-3);
+}
+
 /// The same of a Mamba-2 layer, with its gate or without.
 void check_scan_layer(const LayerShape& s, bool gated) {
   seed = 1;
@@ -90,7 +113,10 @@ int layer_shapes() {
     check_delta_layer(s);
     check_scan_layer(s, s.heads != 5);
   }
-  return 6;
+  for (const LayerShape& s : {LayerShape{1, 1, 1, 16, 16, 4}, {1, 2, 6, 7, 5, 2}, {1, 1, 4, 64, 128, 3}}) {
+    check_delta_layer_step(s);
+  }
+  return 9;
 }
 
 }  // namespace

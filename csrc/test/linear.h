@@ -11,7 +11,7 @@ int32_t linattn_linear_read_state_backward(const LinearCall*);
 int32_t linattn_linear_causal_backward(const LinearCall*);
 int32_t linattn_linear_forward(const LinearCall*, const void*, const void*, const void*, float*, int64_t, int32_t);
 int32_t linattn_linear_decode(const LinearCall*, const void*, const void*, const void*, const void* const*, float*, float*,
-                              float*);
+                              float*, const uint8_t*, int64_t, uint64_t);
 }
 
 namespace {
@@ -210,7 +210,7 @@ struct LinearRun {
     Buffer<float> first(floats), second(floats), row(B * Hq * M);
     const void* parts[5] = {c.S, c.Z, c.log_scale, c.tokens, c.guarded};
     const auto decode = [&](const void* const* from, float* old_state, float* new_state) {
-      return linattn_linear_decode(&c, c.query, c.key, c.value, from, old_state, new_state, row) == OK;
+      return linattn_linear_decode(&c, c.query, c.key, c.value, from, old_state, new_state, row, nullptr, 0, 0) == OK;
     };
     expect(decode(parts, nullptr, first), name + ": decode, state in parts");
     expect(difference(first, S2, size_t(states)) < 1e-6, name + ": the packed state");

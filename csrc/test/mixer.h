@@ -74,12 +74,15 @@ void check_ssd_step(int64_t heads, int64_t groups, int64_t dim, int64_t states, 
   digests.same(name + ": state", state, state.size, 1e-4);
 }
 
-/// A product with few rows.
+/// A product with few rows; with two of them, in another order of outputs.
 void check_project(int64_t rows, int64_t inputs, int64_t outputs, int32_t dtype) {
   seed = 1;
   Buffer<float> x(rows * inputs, true), bias(outputs, true), out(rows * outputs);
   NumberBuffer weight(inputs * outputs, dtype);
+  Buffer<int64_t> order(outputs);
+  for (int64_t i = 0; i < outputs; ++i) order[size_t(i)] = outputs - 1 - i;
   ProjectCall c{rows, inputs, outputs, 3, dtype, inputs, x, weight.data(), bias, out, nullptr, nullptr, nullptr};
+  if (rows == 2) c.order = order;
   const std::string name = "project, dtype " + std::to_string(dtype) + " inputs " + std::to_string(inputs);
   expect(linattn_project(&c) == OK, name);
   digests.same(name, out, out.size, 1e-4);

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linattn.engines.native.delta_layer import LayerWeights, delta_layer
+from linattn.engines.native.delta_layer import LayerWeights, StepWeights, delta_layer, delta_layer_step
 from linattn.engines.native.scan_layer import ScanWeights, scan_layer
 from native_support import isa, needs_native
 
@@ -31,10 +31,10 @@ def convolve(x, filters, bias=None):
     return F.silu(out if bias is None else out + bias)
 
 
-def plain_delta_layer(mixed, b, a, gate, weights, key_heads):
+def plain_delta_layer(mixed, b, a, gate, weights, key_heads, conv_bias=None):
     filters, scale, bias, norm, eps = weights
     H, M = gate.shape[2:]
-    x = convolve(mixed, filters)
+    x = convolve(mixed, filters, conv_bias)
     D = (x.shape[-1] - H * M) // (2 * key_heads)
     query, key, value = x.split([key_heads * D, key_heads * D, H * M], -1)
     query, key = (
@@ -78,6 +78,40 @@ def test_delta_layer(isa, tokens, key_heads, heads, dim, value_dim, width):
     expected, state = plain_delta_layer(*wide(inputs))
     near(out, expected)
     near(final, state)
+
+
+def step_inputs(key_heads, heads, dim, value_dim, width, held):
+    """What tokens of delta_inputs look like one by one: (mixed, b, a, gate) by token, the weights, and empty states."""
+    mixed, b, a, gate, weights, _ = inputs = delta_inputs(5, key_heads, heads, dim, value_dim, width)
+    b, a = (x.unflatten(-1, (key_heads, -1)) for x in (b, a))
+    steps = [(mixed[:, t], b[:, t], a[:, t], gate[:, t].flatten(1)) for t in range(5)]
+    conv_bias = draw(mixed.shape[-1], seed=6) if held == width else None
+    filters, scale, decay_bias, norm, eps = weights
+    step_weights = StepWeights(filters.t().contiguous(), conv_bias, (-scale).log(), decay_bias, norm, eps)
+    wider = torch.zeros(2, mixed.shape[-1] + 1, held)  # its batch entries are farther apart than they are long
+    return inputs, conv_bias, steps, step_weights, wider[:, 1:], torch.zeros(2, heads, dim, value_dim)
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "heads", "dim", "value_dim", "width", "held"),
+    [(1, 1, 16, 16, 4, 4), (2, 4, 24, 40, 4, 3), (3, 3, 7, 5, 2, 3), (1, 6, 128, 128, 3, 3)],
+)
+def test_delta_layer_step(isa, key_heads, heads, dim, value_dim, width, held):
+    inputs, conv_bias, steps, weights, conv_state, state = step_inputs(key_heads, heads, dim, value_dim, width, held)
+    out = torch.stack([delta_layer_step(*step, weights, key_heads, conv_state, state) for step in steps], 1)
+    expected, last = plain_delta_layer(*wide(inputs), None if conv_bias is None else conv_bias.double())
+    near(out, expected.flatten(2))
+    near(state, last)
+    assert torch.equal(conv_state, inputs[0][:, -held:].transpose(1, 2))
+
+
+def test_a_step_that_is_not_finite_keeps_the_state(isa):
+    _, _, steps, weights, conv_state, state = step_inputs(1, 2, 16, 16, 4, 4)
+    delta_layer_step(*steps[0], weights, 1, conv_state, state)
+    before = state.clone()
+    steps[1][0][1, 40] = float("nan")
+    assert delta_layer_step(*steps[1], weights, 1, conv_state, state).isnan().all()
+    assert torch.equal(state, before)
 
 
 def test_a_token_that_is_not_finite_leaves_those_before_it(isa):

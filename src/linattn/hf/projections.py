@@ -48,11 +48,12 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
     if not isinstance(own.__dict__.get("forward"), LinearForward):
         return None
     hooked = own._forward_hooks or own._forward_pre_hooks  # noqa: SLF001
-    if hooked or native_form(x, own.weight, own.bias) is not mixer.project_many:
+    form = None if hooked else native_form(x, own.weight, own.bias, own.forward.small)
+    if form is None:
         return None
     places = order()
     bias = None if own.bias is None else own.bias[places]
-    return mixer.project_many(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
+    return form(x.reshape(-1, x.shape[-1]), own.weight, bias, places).view(*x.shape[:-1], -1)
 
 
 def project_scaled(linear: nn.Module, rows: int) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:

@@ -31,7 +31,10 @@ def build(family):
             "shared_expert_intermediate_size": 16,
         }
         layers = {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 1}
-        config = transformers.Qwen3NextConfig(**SIZES, **heads, **dims, **experts, **layers)
+        if family == "qwen3_5":
+            config = transformers.Qwen3_5TextConfig(**SIZES, **heads, **dims, **layers, intermediate_size=32)
+        else:
+            config = transformers.Qwen3NextConfig(**SIZES, **heads, **dims, **experts, **layers)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -69,6 +72,25 @@ def test_prompts_and_what_follows_them(pair):
         for part in ids.split([50, 40], 1):
             last = ours(part, **held, use_cache=True).logits
     near(last, logits(theirs, ids)[:, 50:])
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_single_tokens_take_one_call(family, monkeypatch):
+    """Two prompts, then tokens one by one; a hook on the norm, which that call would miss, is called again."""
+    calls, function = [], delta_net.delta_layer_step
+    monkeypatch.setattr(delta_net, "delta_layer_step", lambda *args: (calls.append(args), function(*args))[1])
+    theirs = build(family)
+    ours, ids = attach(copy.deepcopy(theirs)), tokens(2, 30)
+    layers = [m for m in served(ours) if type(m) is delta_net.DeltaNetForward]
+    cache, seen = transformers.DynamicCache(config=ours.config), []
+    with torch.no_grad():
+        rows = [ours(part, past_key_values=cache, use_cache=True).logits for part in ids.split([20, *[1] * 8, 2], 1)]
+        assert len(calls) == 8 * len(layers) > 0
+        layers[0].module.norm.register_forward_hook(lambda *args: seen.append(args))
+        rows.append(ours(ids[:, :1], past_key_values=cache, use_cache=True).logits)
+    assert len(calls) == 9 * len(layers) - 1
+    assert len(seen) == 1
+    near(torch.cat(rows, 1), logits(theirs, torch.cat([ids, ids[:, :1]], 1)))
 
 
 def test_gradients_and_hooks_of_the_norm_take_the_steps_one_by_one(pair):

@@ -13,12 +13,16 @@ from ...states import finite
 from ...states.base import pack_of
 from ...states.linear import LinearState, Pack
 from .feature_maps import NativeMap
-from .ffi import LinearCall, library
+from .ffi import STALE, LinearCall, library
 from .guards import guards_of
 from .output_pool import FLOATS
 from .plans import find, fixed_call, known_kernels, remember, usable
 
 MOST_GUARDS = 4  # that are remembered for a kernel
+
+
+class StalePlan(Exception):
+    """The kernel's projection was changed after the plan was made."""
 
 
 class DecodePlan(NamedTuple):
@@ -42,12 +46,22 @@ def decode(
     enable_gqa: bool,
 ) -> tuple[Tensor, LinearState] | None:
     """(B, heads, 1, M) and the state after the token."""
-    plan = _guarded_plan(kernel, query, key, value, scale, enable_gqa)
+    guarded = _guarded_plan(kernel, query, key, value, scale, enable_gqa)
+    if guarded is not None:
+        try:
+            return _run(*guarded, query, key, value, state)
+        except StalePlan:
+            pass
+    plan = _find_decode_plan(kernel, query, key, value, scale, enable_gqa)
     if plan is None:
-        plan = _find_decode_plan(kernel, query, key, value, scale, enable_gqa)
-        if plan is None:
-            return None
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        return None
+    return _run(plan, None, 0, query.contiguous(), key.contiguous(), value.contiguous(), state)
+
+
+def _run(
+    plan: DecodePlan, weights: int | None, checksum: int, query: Tensor, key: Tensor, value: Tensor, state: LinearState
+) -> tuple[Tensor, LinearState] | None:
+    """weights: the address of the kernel's projection, which must have this checksum; None if that is known."""
     if state.kernel != plan.signature:
         return None
     pack = pack_of(state)
@@ -60,27 +74,32 @@ def decode(
         apart, old = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in tensors]), None
     plan.call.threads = get_num_threads()
     fresh, out = FLOATS.new_empty(plan.floats), empty_like(plan.out_like)
-    q, k, v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    flags = library.linear_decode(plan.address, q, k, v, apart, old, fresh.data_ptr(), out.data_ptr())
+    q, k, v, new, to = query.data_ptr(), key.data_ptr(), value.data_ptr(), fresh.data_ptr(), out.data_ptr()
+    flags = library.linear_decode(plan.address, q, k, v, apart, old, new, to, weights, plan.projection_bytes, checksum)
     if flags:
+        if flags & STALE:
+            raise StalePlan
         finite.refuse(torch.float32, query=query, key=key, value=value, **finite.of_state(state))
-    new = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
-    return out if query.dtype is torch.float32 else out.to(query.dtype), new
+    made = LinearState.packed(plan.signature, Pack(fresh, plan.sizes))
+    return out if query.dtype is torch.float32 else out.to(query.dtype), made
 
 
 def _guarded_plan(
     kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool
-) -> DecodePlan | None:
-    """The plan of an earlier call whose tensors, all of them contiguous, these are like; None if there is none."""
+) -> tuple[DecodePlan, int | None, int] | None:
+    """The plan of an earlier call whose tensors, all of them contiguous, these are like, and what `_run` compares before it
+    trusts it; None if there is none."""
     known = known_kernels.get(id(kernel))
     if known is None or is_compiling() or forward_ad._current_level >= 0 or known.kernel() is not kernel:
+        return None
+    changes, checksum = known.stamp
+    if changes != kernel.changes:
         return None
     projection = kernel._buffers.get("projection")
     given = (query, key, value) if projection is None else (query, key, value, projection)
     for its_scale, its_gqa, guards, plan in known.guarded:
         if its_scale == scale and its_gqa is enable_gqa and guards.check(*given):
-            checksum = 0 if projection is None else library.checksum(projection.data_ptr(), plan.projection_bytes)
-            return plan if known.stamp == (kernel.changes, checksum) else None
+            return plan, None if projection is None else projection.data_ptr(), checksum
     return None
 
 

@@ -1,6 +1,8 @@
 """A gated delta net between its projections on the native code, in one pass over the tokens: bindings of csrc/delta/layer.h."""
 
 import ctypes
+import functools
+from collections.abc import Callable
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,7 +12,8 @@ from torch import Tensor
 from . import output_pool
 from .bindings import check_flags
 from .delta_rule import DeltaCall
-from .strided import heads_first, load_layer
+from .ffi import NO_MEMORY
+from .strided import address, heads_first, load_entries, load_layer
 
 
 class DeltaLayer(Structure):
@@ -25,6 +28,32 @@ class DeltaLayer(Structure):
         ("eps", c_float),
         ("pad", c_int32),
     ]
+
+
+class DeltaLayerStep(Structure):
+    """Mirrors struct DeltaLayerStep of csrc/delta/abi.h."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *[(name, c_int64) for name in ("batch", "key_heads", "heads", "dim", "value_dim", "threads", "width", "held")],
+        *[(name, c_int64) for name in ("mixed_stride", "gate_stride")],
+        ("ba_stride", c_int64 * 3),
+        ("conv_stride", c_int64 * 2),
+        *[(name, c_float) for name in ("scale", "eps")],
+        *[(name, c_void_p) for name in ("mixed", "b", "a", "gate", "filter", "filter_bias", "A_log", "dt_bias")],
+        *[(name, c_void_p) for name in ("norm_weight", "conv_state", "state", "out")],
+    ]
+
+
+class StepWeights(NamedTuple):
+    """filters (channels, width) and their bias (channels) or None: of the convolution. A_log, dt_bias (H): log decay =
+    -exp(A_log) softplus(a + dt_bias). norm (M), eps: of the norm of each head. All float32 and contiguous."""
+
+    filters: Tensor
+    filter_bias: Tensor | None
+    A_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float
 
 
 class LayerWeights(NamedTuple):
@@ -69,3 +98,35 @@ def delta_layer(
     check_flags(run(ctypes.byref(call), ctypes.byref(layer)))
     del bounds
     return out, final
+
+
+@functools.cache
+def _step() -> Callable[..., int]:
+    return load_entries(DeltaLayerStep, "delta_layer_step", ["delta_layer_step"])["delta_layer_step"]
+
+
+def delta_layer_step(
+    mixed: Tensor,
+    b: Tensor,
+    a: Tensor,
+    gate: Tensor,
+    weights: StepWeights,
+    key_heads: int,
+    conv_state: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """One token after others: norm(rule) silu(gate), (B, H M). conv_state and state move on, in place.
+
+    mixed (B, channels) as in delta_layer; b, a (B, key_heads, H / key_heads) of the same strides; gate (B, H M); conv_state
+    (B, channels, inputs held); state (B, H, D, M), contiguous. All float32; mixed, gate and conv_state are contiguous in their
+    last dimension. Nothing wants a gradient.
+    """
+    B, H, D, M = state.shape
+    out = mixed.new_empty(B, H * M)
+    sizes = B, key_heads, H, D, M, torch.get_num_threads(), weights.filters.shape[1], conv_state.shape[2]
+    strides = mixed.stride(0), gate.stride(0), b.stride(), conv_state.stride()[:2]
+    given = mixed, b, a, gate, *weights[:5], conv_state, state, out
+    call = DeltaLayerStep(*sizes, *strides, D**-0.5, weights.eps, *[address(x) for x in given])
+    flags = _step()(call)
+    check_flags(flags & NO_MEMORY)  # the output of a token that is not finite is NaN
+    return out

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-NOT_FINITE, NO_MEMORY, OVERFLOWED = 1, 2, 4
+NOT_FINITE, NO_MEMORY, OVERFLOWED, STALE = 1, 2, 4, 8
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 19  # of csrc/core/abi.h
+ABI_VERSION = 20  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
@@ -212,7 +212,8 @@ class Library:
                 entry.argtypes, entry.restype = [POINTER(structure)], c_int32
                 setattr(self, name, entry)
         self.linear_decode = library.linattn_linear_decode
-        self.linear_decode.argtypes, self.linear_decode.restype = [c_void_p] * 8, c_int32
+        self.linear_decode.argtypes = [c_void_p] * 9 + [c_int64, c_uint64]
+        self.linear_decode.restype = c_int32
         self.nearfar_decode = library.linattn_nearfar_decode
         at, number = c_void_p, c_int64
         self.nearfar_decode.argtypes = [at, number, at, at, at, at, number, at, at, at, at]

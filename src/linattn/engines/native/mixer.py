@@ -175,10 +175,14 @@ def ssd_step(
     return out
 
 
-def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, order: Tensor | None = None) -> Tensor:
     """x (rows, inputs) float32; weight (outputs, inputs) float32 or bfloat16, contiguous; bias (outputs) float32, contiguous
-    -> (rows, outputs) float32. For a few rows: the weights are read once."""
-    return _run_project("project", x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]))
+    -> (rows, outputs) float32. For a few rows: the weights are read once.
+
+    order: which row of weight each output is made with, (outputs) int64, contiguous; all rows in their order if None.
+    """
+    outputs = (weight if order is None else order).shape[0]
+    return _run_project("project", x, weight, bias, x.new_empty(x.shape[0], outputs), (order, None, None))
 
 
 def project_many(
@@ -192,8 +196,7 @@ def project_many(
 ) -> Tensor:
     """As project, with float32 weights, for hundreds of rows: a block of the weights is reordered first, and stays in cache.
 
-    order: which row of weight each output is made with, (outputs) int64, contiguous; all rows in their order if None.
-    row_scale (rows), input_scale (inputs): float32, contiguous, multiply x first.
+    order: as in project. row_scale (rows), input_scale (inputs): float32, contiguous, multiply x first.
     """
     outputs = (weight if order is None else order).shape[0]
     out = output_pool.empty(x.shape[0], outputs)

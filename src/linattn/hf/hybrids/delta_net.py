@@ -1,27 +1,30 @@
 """Qwen's gated delta net with fewer copies than its modelling file makes: key heads are shared instead of repeated, gates are
 read where the projection left them, and one token takes a handful of calls."""
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...engines.native.delta_layer import LayerWeights, delta_layer
+from ...engines.native import available
+from ...engines.native.delta_layer import LayerWeights, StepWeights, delta_layer, delta_layer_step
 from ...engines.native.plans import eligible
+from ...functional import routing
 from ..projections import project_in_order
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
 from .norms import plain_options
-from .one_pass import LEAST_TOKENS, STEP, WIDTHS, begins_here
+from .one_pass import LEAST_TOKENS, PACKED, STEP, WIDTHS, begins_here
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
 
 class Projections(NamedTuple):
     """mixed (B, T, channels): queries, keys and values; z (B, T, H, M), or (B, T, key heads, H / key heads, M): gates; b, a
-    (B, T, H)."""
+    (B, T, key heads, H / key heads)."""
 
     mixed: Tensor
     z: Tensor
@@ -46,6 +49,11 @@ class DeltaNetForward(EngineForward):
         if attention_mask is not None:
             hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
         found = _project(own, hidden_states)
+        if hidden_states.shape[1] == 1 and cache_params is not None:
+            stepped = _step(own, found, cache_params, kwargs)
+            if stepped is not None:
+                return own.out_proj(stepped.unsqueeze(1))
+        found = found._replace(b=found.b.flatten(2), a=found.a.flatten(2))
         state = None if cache_params is None else cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
         if _one_pass(own, found, cache_params, kwargs):
             return own.out_proj(_rule_and_norm(own, found, cache_params).flatten(2))
@@ -74,30 +82,70 @@ def _project(own: Any, hidden_states: Tensor) -> Projections:
     if hasattr(own, "in_proj_qkvz"):
         mixed, z = _project_grouped(own, hidden_states)
         b, a = own.in_proj_ba(hidden_states).unflatten(-1, (heads, -1)).split([shared, shared], -1)
-        b, a = b.flatten(2), a.flatten(2)
     else:
         mixed, z = own.in_proj_qkv(hidden_states), own.in_proj_z(hidden_states)
         z = z.unflatten(-1, (own.num_v_heads, own.head_v_dim))
-        b, a = own.in_proj_b(hidden_states), own.in_proj_a(hidden_states)
+        b, a = (linear(hidden_states).unflatten(-1, (heads, shared)) for linear in (own.in_proj_b, own.in_proj_a))
     return Projections(mixed, z, b, a)
 
 
 def _project_grouped(own: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """Qwen3-Next: each key head has its query, key, values and gates side by side; here all queries come first, and so on."""
     heads, values = own.num_k_heads, own.value_dim // own.num_k_heads
-    sizes = [own.head_k_dim, own.head_k_dim, values, values]
-
-    def order() -> Tensor:
-        places = torch.arange(heads * sum(sizes)).view(heads, -1)
-        return torch.cat([part.flatten() for part in places.split(sizes, -1)])
-
-    ordered = project_in_order(own.in_proj_qkvz, hidden_states, order)
+    sizes = (own.head_k_dim, own.head_k_dim, values, values)
+    ordered = project_in_order(own.in_proj_qkvz, hidden_states, lambda: _parts_first(heads, sizes))
     if ordered is not None:
         mixed, z = ordered.split([2 * own.key_dim + own.value_dim, own.value_dim], -1)
         return mixed, z.unflatten(-1, (own.num_v_heads, own.head_v_dim))
     query, key, value, z = own.in_proj_qkvz(hidden_states).unflatten(-1, (heads, -1)).split(sizes, -1)
     mixed = torch.cat([query.flatten(2), key.flatten(2), value.flatten(2)], -1)
     return mixed, z.unflatten(-1, (-1, own.head_v_dim))
+
+
+@functools.lru_cache(64)
+def _parts_first(heads: int, sizes: tuple[int, ...]) -> Tensor:
+    """Where the outputs of (heads, parts of these sizes) are, in the order (parts, heads)."""
+    with torch.inference_mode(False):  # it is kept for calls outside as well
+        places = torch.arange(heads * sum(sizes)).view(heads, -1)
+        return torch.cat([part.flatten() for part in places.split(list(sizes), -1)])
+
+
+def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """The inputs of the output projection, (B, H M), for one token after others, by one native call; the cache moves on.
+
+    None where that call does not serve it.
+    """
+    if not available() or routing.current() is not None or cache.is_recording_past(own.layer_idx):
+        return None
+    if any(kwargs.get(name) is not None for name in PACKED):
+        return None
+    held, state = (
+        cache.get_conv_state(own.layer_idx, state_idx=0),
+        cache.get_recurrent_state(own.layer_idx, state_idx=0),
+    )
+    if held is None or state is None:
+        return None
+    mixed, z, b, a = (x[:, 0] for x in found)
+    weight, bias = own.conv1d.weight, own.conv1d.bias
+    weights = StepWeights(weight, bias, own.A_log, own.dt_bias, own.norm.weight, own.norm.variance_epsilon)
+    given = [*found, *[x for x in weights[:5] if x is not None], held, state]
+    options = plain_options(own.norm)
+    plain = options is not None and not options["sigmoid"] and own.activation in ("silu", "swish")
+    if not plain or not all(x.dtype is torch.float32 for x in given) or not eligible(*given):
+        return None
+    contiguous = [state, *[x for x in weights[:5] if x is not None], z[0]]
+    if not all(x.is_contiguous() for x in contiguous) or (held.stride(2), mixed.stride(1), b.stride()) != (
+        1,
+        1,
+        a.stride(),
+    ):
+        return None
+    if held.shape[2] < weight.shape[2] - 1:
+        return None
+    weights = weights._replace(filters=weight.squeeze(1))
+    out = delta_layer_step(mixed, b, a, z.flatten(1), weights, own.num_k_heads, held, state)
+    cache.update_recurrent_state(state, own.layer_idx)
+    return out
 
 
 def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> bool:
