@@ -20,9 +20,9 @@ inline bool all_finite(const void* x, int64_t n, int32_t dtype) {
 
 /// Whether n logarithms of decays are 0 or below, and not NaN.
 inline bool all_decays(const float* x, int64_t n) {
-  bool fine = true;
-  for (int64_t i = 0; i < n; ++i) fine &= x[i] <= 0.0f;
-  return fine;
+  uint32_t bad = 0;  // as wide as a float, so that compilers compare whole vectors
+  for (int64_t i = 0; i < n; ++i) bad |= uint32_t(!(x[i] <= 0.0f));
+  return !bad;
 }
 
 /// Whether the rows (batch, heads, n) of one token are finite.

@@ -87,14 +87,14 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
   c.query = query, c.key = key, c.value = value, c.beta = beta, c.log_decay = log_decay, c.mask = mask;
   c.state = state, c.state_new = state_new, c.out = out;
   if (!mask && !delta_kernels().step_fits(c)) return NOT_FINITE;
-  // A thread is worth waking for about 100 KB of state. Heads that lie together go to one thread.
+  // A thread is worth waking for about 100 KB of state. Each takes one run of heads, the same ones in every step, so that
+  // their states stay in its cache.
   const int64_t heads = c.batch * c.heads, worth = heads * c.dim * c.value_dim * 4 / 100000 + 1;
   const int64_t workers = worth < threads ? worth : threads;
-  const int64_t pieces = workers > 1 && heads > 4 * workers ? 4 * workers : workers;
   try {
-    parallel_for(pieces, workers, [&](int64_t i) {
-      const int64_t first = heads * i / pieces;
-      delta_kernels().decode(c, first, heads * (i + 1) / pieces - first);
+    parallel_for(workers, workers, [&](int64_t i) {
+      const int64_t first = heads * i / workers;
+      delta_kernels().decode(c, first, heads * (i + 1) / workers - first);
     });
     return mask ? OK : delta_kernels().step_flags(c, tokens);
   } catch (const std::bad_alloc&) {
