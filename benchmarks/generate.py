@@ -47,7 +47,7 @@ class Watch(BaseStreamer):
 
 
 def choices(args: argparse.Namespace) -> dict[str, Any]:
-    """Name -> kernels for `attach`; None is exact."""
+    """Name -> kernels for `attach`; None is exact. "same slots": those of "with recall", without the recall itself."""
     found: dict[str, Any] = {"exact": None, "near/far": NearFar(args.window, args.slots)}
     if args.calibration:
         calibration = hf.Calibration.load(args.calibration)
@@ -56,6 +56,8 @@ def choices(args: argparse.Namespace) -> dict[str, Any]:
         recalling = calibration.with_mean(mean)
         if any(any(row) for row in recalling.recall.values()):
             found["with recall"] = recalling.kernels()
+            plain = calibration.near_far()
+            found["same slots"] = {layer: plain.with_slots(row, 0) for layer, row in recalling.budgets.items()}
     return found
 
 
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--calibration", metavar="FOLDER", help="budgets that were saved there")
     parser.add_argument("--mean", type=int, help="hand its slots out again to this mean")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of exact, near/far and 'with recall'")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="of exact, near/far, 'with recall' and 'same slots'")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

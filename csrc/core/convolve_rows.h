@@ -6,10 +6,11 @@
 
 namespace {
 
-/// weight: (width, .), rows `apart` apart; bias: of the same channels, or null.
+/// weight: (width, .), rows `apart` apart; bias: of the same channels, or null; history: the width - 1 rows before row 0 of
+/// the sequence, `apart` apart, or null: zeros.
 struct RowFilter {
   int64_t width, apart;
-  const float *weight, *bias;
+  const float *weight, *bias, *history;
 };
 
 /// convolve_rows, below, with a filter of width W.
@@ -22,7 +23,10 @@ void convolve_rows(const RowFilter& f, const float* x, int64_t stride, int64_t t
     UNROLL(8)
     for (int i = 0; i < W; ++i) weight[i] = load(f.weight + i * f.apart + d);
     UNROLL(8)
-    for (int i = 1; i < W; ++i) window[i] = t + i >= W ? load(x + (t + i - W) * stride + d) : vec{};
+    for (int i = 1; i < W; ++i) {
+      const int64_t row = t + i - W;
+      window[i] = row >= 0 ? load(x + row * stride + d) : f.history ? load(f.history + (row + W - 1) * f.apart + d) : vec{};
+    }
     const float* from = x + t * stride + d;
     UNROLL(4)
     for (int64_t i = 0; i < n; ++i, from += stride) {
@@ -39,7 +43,7 @@ void convolve_rows(const RowFilter& f, const float* x, int64_t stride, int64_t t
 }
 
 /// to (padded, ld) <- silu of the convolution of `dim` channels, a multiple of 16, of the rows [t, t + n) of x, which
-/// begins with row 0 of the sequence; before it all is 0. Rows n .. padded become 0. The filter's width is 2, 3 or 4.
+/// begins with row 0 of the sequence. Rows n .. padded become 0. The filter's width is 2, 3 or 4.
 void convolve_rows(const RowFilter& f, const void* x, int64_t stride, int64_t t, int64_t dim, int64_t n, int64_t padded,
                    float* to, int64_t ld) {
   const auto* from = static_cast<const float*>(x);

@@ -49,14 +49,16 @@ struct DecayPart {
 
 /// What Mamba-2 computes around the scan: query, key and value of the call are then the inputs of a causal convolution with
 /// silu, input that of softplus(. + step_bias), which times A is the log decay, and with a gate out is the output times
-/// silu(gate), whose squares are summed for each token and head. The call is float32, of one whole sequence from its first
-/// token on, without a mask, state or checkpoints; D and M are multiples of 16, Hq = Hk.
+/// silu(gate), whose squares are summed for each token and head. The call is float32, of one sequence, without a mask or
+/// checkpoints; D and M are multiples of 16, Hq = Hk. The histories hold the inputs of the convolution before the first
+/// token.
 struct ScanLayer {
   int64_t width, channels;                                // of the convolution, and the distance of the rows of its filters
   const float *query_filter, *key_filter, *value_filter;  // (width, Hk D), (width, Hk D), (width, H M)
   const float *query_bias, *key_bias, *value_bias;        // (Hk D), (Hk D), (H M); or null
-  const float *A, *step_bias;                             // (H)
-  const float* gate;                                      // (B, H, T, M), or null
+  const float *query_history, *key_history, *value_history;  // as the filters, for each batch entry width - 1 rows; or null
+  const float *A, *step_bias;                                // (H)
+  const float* gate;                                         // (B, H, T, M), or null
   int64_t gate_stride[3];
   float* squares;  // (B, H, T); null without a gate
 };

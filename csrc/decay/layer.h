@@ -7,8 +7,10 @@ namespace {
 
 /// Rows [x.t, x.t + x.n) of a head through the convolution: to (n, row_stride(dim)).
 Rows convolve_chunk(const ScanLayer& layer, const Chunk& x, const void* base, const int64_t* stride, int64_t head,
-                    int64_t dim, const float* weight, const float* bias, float* to) {
-  const RowFilter filter{layer.width, layer.channels, weight + head * dim, bias ? bias + head * dim : nullptr};
+                    int64_t dim, const float* weight, const float* bias, const float* history, float* to) {
+  const int64_t older = x.batch * (layer.width - 1) * layer.channels;  // where the history of this sequence begins
+  const RowFilter filter{layer.width, layer.channels, weight + head * dim, bias ? bias + head * dim : nullptr,
+                         history ? history + older + head * dim : nullptr};
   const void* first = token_ptr(FLOAT32, base, stride, x.batch, head, 0);
   convolve_rows(filter, first, stride[2], x.t, dim, x.n, x.n, to, row_stride(dim));
   return {to, row_stride(dim)};
@@ -59,8 +61,8 @@ void layer_head(const DecayCall& c, const ScanLayer& layer, const Chunk& x, int6
   const int64_t D = row_stride(c.dim), M = row_stride(c.value_dim);
   HeadDecay decay;
   load_time_steps(c, layer, x, head, decay);
-  const Rows v =
-      convolve_chunk(layer, x, c.value, c.value_stride, head, c.value_dim, layer.value_filter, layer.value_bias, s.value);
+  const Rows v = convolve_chunk(layer, x, c.value, c.value_stride, head, c.value_dim, layer.value_filter, layer.value_bias,
+                                layer.value_history, s.value);
   decay_scores(&decay, c.skip ? c.skip[head] : 0, x.n, s.scores, s.weights);
   scale_rows(shared.q, decay.before, x.n, c.dim, s.query_decayed, D);
   Prefetcher ahead;
@@ -82,8 +84,8 @@ void forward_layer(const DecayCall& c, const ScanLayer& layer, const DecayPart& 
   const ForwardSpace s = forward_space(c, part);
   const int64_t size = c.dim * c.value_dim;
   for (int64_t i = 0; i < part.heads; ++i) {
-    const float* before = part.begin > part.first ? part.state_new + i * size : nullptr;
-    load_state(c, before, s.states + i * s.state_floats, s.state_floats);
+    const float* before = part.begin > part.first ? part.state_new : part.state;
+    load_state(c, before ? before + i * size : nullptr, s.states + i * s.state_floats, s.state_floats);
   }
   for (int64_t t = part.begin; t < part.end; t += CHUNK) {
     const Chunk x = chunk_at(c, part.batch, t, part.end);
@@ -92,9 +94,10 @@ void forward_layer(const DecayCall& c, const ScanLayer& layer, const DecayPart& 
       const int64_t head = part.head + i, key = key_head(c, head);
       if (shared.key_head != key) {
         shared.key_head = key;
-        shared.k = convolve_chunk(layer, x, c.key, c.key_stride, key, c.dim, layer.key_filter, layer.key_bias, s.key);
-        shared.q =
-            convolve_chunk(layer, x, c.query, c.query_stride, key, c.dim, layer.query_filter, layer.query_bias, s.query);
+        shared.k = convolve_chunk(layer, x, c.key, c.key_stride, key, c.dim, layer.key_filter, layer.key_bias,
+                                  layer.key_history, s.key);
+        shared.q = convolve_chunk(layer, x, c.query, c.query_stride, key, c.dim, layer.query_filter, layer.query_bias,
+                                  layer.query_history, s.query);
         transpose(shared.k.at, shared.k.ld, x.n, c.dim, s.key_t, CHUNK_LD);
         chunk_scores(c, x.n, shared.q, s.key_t, s.scores);
       }

@@ -53,12 +53,14 @@ struct DeltaPart {
 /// What a gated delta net computes around the rule: query, key and value of the call are then the inputs of a causal
 /// convolution with silu, beta and log_decay those of a sigmoid and of decay_scale softplus(. + decay_bias), and out is
 /// norm(.) norm_weight silu(gate), norm dividing by sqrt(mean of squares + eps) of a head. The call is float32, of one
-/// whole sequence from its first token on, without a mask, state or checkpoints; D and M are multiples of 16, Hq = Hk.
+/// sequence, without a mask or checkpoints; D and M are multiples of 16, Hq = Hk. The histories hold the inputs of the
+/// convolution before the first token.
 struct DeltaLayer {
   int64_t width, channels;                                // of the convolution, and the distance of the rows of its filters
   const float *query_filter, *key_filter, *value_filter;  // (width, Hk D), (width, Hk D), (width, H M)
-  const float *decay_scale, *decay_bias;                  // (H)
-  const float* gate;                                      // (B, H, T, M)
+  const float *query_history, *key_history, *value_history;  // likewise, for each batch entry width - 1 rows; null: zeros
+  const float *decay_scale, *decay_bias;                     // (H)
+  const float* gate;                                         // (B, H, T, M)
   int64_t gate_stride[3];
   const float* norm_weight;  // (M)
   float eps;

@@ -103,10 +103,14 @@ void forward_layer(const DeltaCall& c, const DeltaLayer& layer, const LayerPart&
   for (int64_t h = 0; h < count; ++h) {
     Space& s = spaces[h];
     if (h > 0) s = spaces[0], s.U = carve(space, CHUNK * ld), s.S = carve(space, state), s.beta = carve(space, CHUNK);
-    load_state(s, place(h), part.begin > 0 ? c.state_new + place(h).state_at() : nullptr, s.S);
+    const float* before = part.begin > 0 ? c.state_new : c.state;
+    load_state(s, place(h), before ? before + place(h).state_at() : nullptr, s.S);
   }
   const Place at = place(0);
-  const auto filter = [&](const float* weight) { return RowFilter{layer.width, layer.channels, weight, nullptr}; };
+  const int64_t older = part.batch * (layer.width - 1) * layer.channels;  // where the history of this sequence begins
+  const auto filter = [&](const float* weight, const float* history, int64_t channel) {
+    return RowFilter{layer.width, layer.channels, weight + channel, nullptr, history ? history + older + channel : nullptr};
+  };
   const int64_t key_head = first * c.key_heads / c.heads, query_head = at.query_head(0);
   Prefetcher ahead;
   for (int64_t t = part.begin, n; t < part.end; t += n) {
@@ -114,12 +118,13 @@ void forward_layer(const DeltaCall& c, const DeltaLayer& layer, const LayerPart&
     Space& s = spaces[0];
     for (int64_t whole = 0; whole != n;) {  // again with fewer tokens, if one is not finite
       const int64_t padded = round_up(n, BLOCK);
-      convolve_rows(filter(layer.key_filter + key_head * D), at.key(0), c.key_stride[2], t, D, n, padded, s.K, s.ld_key);
+      convolve_rows(filter(layer.key_filter, layer.key_history, key_head * D), at.key(0), c.key_stride[2], t, D, n, padded,
+                    s.K, s.ld_key);
       normalize_rows(s.K, s.ld_key, n, D, 1.0f);
       whole = n;
       for (int64_t h = 0; h < count; ++h) {
-        convolve_rows(filter(layer.value_filter + (first + h) * M), place(h).value(0), c.value_stride[2], t, M, n, padded,
-                      spaces[h].U, ld);
+        convolve_rows(filter(layer.value_filter, layer.value_history, (first + h) * M), place(h).value(0),
+                      c.value_stride[2], t, M, n, padded, spaces[h].U, ld);
         load_gates(c, layer, place(h), t, n, padded, spaces[h]);
         const int64_t finite = finite_tokens(c, n, spaces[h]);
         if (finite > 0) whole = imin(whole, finite);
@@ -127,8 +132,8 @@ void forward_layer(const DeltaCall& c, const DeltaLayer& layer, const LayerPart&
       if (whole != n) n = whole, whole = 0;
     }
     const int64_t padded = round_up(n, BLOCK);
-    convolve_rows(filter(layer.query_filter + query_head * D), at.query(0, 0), c.query_stride[2], t, D, n, padded, s.Q,
-                  s.ld_key);
+    convolve_rows(filter(layer.query_filter, layer.query_history, query_head * D), at.query(0, 0), c.query_stride[2], t, D,
+                  n, padded, s.Q, s.ld_key);
     normalize_rows(s.Q, s.ld_key, n, D, c.scale);
     transpose(s.K, s.ld_key, padded, s.full, s.key_t, LD_SCORE);
     const Operand keys{s.K, s.ld_key, 1, s.key_t, LD_SCORE, s.full}, queries{s.Q, s.ld_key, 1, s.key_t, LD_SCORE, s.full};

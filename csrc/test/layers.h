@@ -23,6 +23,19 @@ struct LayerShape {
   int64_t keys() const { return key_heads * key_dim; }
   int64_t values() const { return heads * dim; }
   int64_t channels() const { return 2 * keys() + values(); }
+  bool continued() const { return width < 4; }  // tokens come before the call
+};
+
+/// What is held of the tokens before a call.
+struct LayerBefore {
+  Buffer<float> history, state;
+  LayerBefore(const LayerShape& s, int64_t batch)
+      : history(batch * (s.width - 1) * s.channels(), true), state(batch * s.heads * s.key_dim * s.dim, true) {}
+  template <class Call, class Layer>
+  void give(const LayerShape& s, Call& c, Layer& layer) {
+    c.state = state;
+    layer.query_history = history, layer.key_history = history + s.keys(), layer.value_history = history + 2 * s.keys();
+  }
 };
 
 /// A delta-rule layer in one pass: the same numbers on every instruction set.
@@ -46,6 +59,8 @@ void check_delta_layer(const LayerShape& s) {
   layer.width = s.width, layer.channels = s.channels(), layer.eps = 1e-3f;
   layer.query_filter = filters, layer.key_filter = filters + s.keys(), layer.value_filter = filters + 2 * s.keys();
   layer.decay_scale = decay, layer.decay_bias = decay + s.heads, layer.gate = gate, layer.norm_weight = norm;
+  LayerBefore before(s, B);
+  if (s.continued()) before.give(s, c, layer);
   row_strides(T, s.values(), s.dim, layer.gate_stride);
   const std::string name = "delta layer, tokens " + std::to_string(T) + " heads " + std::to_string(s.heads);
   expect(linattn_delta_layer(&c, &layer) == OK, name);
@@ -95,6 +110,8 @@ void check_scan_layer(const LayerShape& s, bool gated) {
   c.input = steps, c.skip = rest, c.state_new = final, c.out = out;
   layer.width = s.width, layer.channels = s.channels(), layer.A = A, layer.step_bias = rest + s.heads;
   layer.query_filter = filters, layer.key_filter = filters + s.keys(), layer.value_filter = filters + 2 * s.keys();
+  LayerBefore before(s, B);
+  if (s.continued()) before.give(s, c, layer);
   if (gated) {
     layer.query_bias = bias, layer.key_bias = bias + s.keys(), layer.value_bias = bias + 2 * s.keys();
     layer.gate = gate, layer.squares = squares;

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from linattn.engines.native.delta_layer import LayerWeights, StepWeights, delta_layer, delta_layer_step
 from linattn.engines.native.scan_layer import ScanWeights, scan_layer
+from linattn.engines.native.strided import LayerPast
 from native_support import isa, needs_native
 
 __all__ = ["isa"]
@@ -78,6 +79,12 @@ def test_delta_layer(isa, tokens, key_heads, heads, dim, value_dim, width):
     expected, state = plain_delta_layer(*wide(inputs))
     near(out, expected)
     near(final, state)
+    if tokens > 20:  # the same in two calls, the first of which ends within a chunk
+        past, final = delta_layer(*[x[:, :19] for x in inputs[:4]], *inputs[4:])
+        later = [x[:, 19:] for x in inputs[:4]]
+        out, final = delta_layer(*later, *inputs[4:], LayerPast(inputs[0][:, 20 - width : 19].contiguous(), final))
+        near(torch.cat([past, out], 1), expected)
+        near(final, state)
 
 
 def step_inputs(key_heads, heads, dim, value_dim, width, held):
@@ -166,3 +173,12 @@ def test_scan_layer(isa, tokens, heads, groups, dim, states, width, gated):
     assert (squares is None) is not gated
     if squares is not None:
         near(squares, expected.square().sum(-1).transpose(1, 2))
+    if tokens > 20:  # the same in two calls, the first of which ends within a chunk
+        first, later = (
+            [None if x is None else x[:, part] for x in inputs[:3]] for part in (slice(0, 19), slice(19, None))
+        )
+        before, final, _ = scan_layer(*first, *inputs[3:])
+        past = LayerPast(mixed[:, 20 - width : 19].contiguous(), final)
+        out, final, _ = scan_layer(*later, *inputs[3:], past)
+        near(torch.cat([before, out], 1), expected)
+        near(final, state)

@@ -13,7 +13,7 @@ from . import output_pool
 from .bindings import check_flags
 from .delta_rule import DeltaCall
 from .ffi import NO_MEMORY
-from .strided import address, heads_first, load_entries, load_layer
+from .strided import LayerPast, address, heads_first, load_entries, load_layer
 
 
 class DeltaLayer(Structure):
@@ -22,6 +22,7 @@ class DeltaLayer(Structure):
     _fields_: ClassVar[list[Any]] = [
         *[(name, c_int64) for name in ("width", "channels")],
         *[(name, c_void_p) for name in ("query_filter", "key_filter", "value_filter")],
+        *[(name, c_void_p) for name in ("query_history", "key_history", "value_history")],
         *[(name, c_void_p) for name in ("decay_scale", "decay_bias", "gate")],
         ("gate_stride", c_int64 * 3),
         ("norm_weight", c_void_p),
@@ -68,10 +69,16 @@ class LayerWeights(NamedTuple):
 
 
 def delta_layer(
-    mixed: Tensor, b: Tensor, a: Tensor, gate: Tensor, weights: LayerWeights, key_heads: int
+    mixed: Tensor,
+    b: Tensor,
+    a: Tensor,
+    gate: Tensor,
+    weights: LayerWeights,
+    key_heads: int,
+    past: LayerPast | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """mixed (B, T, channels): queries and keys (key_heads, D each) and values (H, M) before the convolution, a sequence from
-    its first token on; b, a (B, T, H); gate (B, T, H, M). All float32, the last dimensions of mixed and gate contiguous.
+    """mixed (B, T, channels): queries and keys (key_heads, D each) and values (H, M) before the convolution; b, a (B, T, H);
+    gate (B, T, H, M). All float32, the last dimensions of mixed and gate contiguous. past: None from the first token on.
     Returns norm(rule) silu(gate), (B, T, H, M), and the final state. Nothing wants a gradient."""
     B, T, channels = mixed.shape
     H, M = gate.shape[2:]
@@ -91,6 +98,10 @@ def delta_layer(
     layer, filters = DeltaLayer(*weights.filters.shape), weights.filters.data_ptr()
     layer.query_filter, layer.key_filter = filters, filters + 4 * key_heads * D
     layer.value_filter = filters + 8 * key_heads * D
+    if past is not None:
+        history, call.state = past.history.data_ptr(), past.state.data_ptr()
+        layer.query_history, layer.key_history = history, history + 4 * key_heads * D
+        layer.value_history = history + 8 * key_heads * D
     layer.decay_scale, layer.decay_bias = weights.decay_scale.data_ptr(), weights.decay_bias.data_ptr()
     layer.gate, layer.gate_stride[:] = gate.data_ptr(), heads_first(gate)
     layer.norm_weight, layer.eps = weights.norm.data_ptr(), weights.eps

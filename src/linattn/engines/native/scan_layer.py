@@ -10,7 +10,7 @@ from torch import Tensor
 from . import output_pool
 from .bindings import check_flags
 from .decayed_sums_bindings import DecayCall
-from .strided import address, heads_first, load_layer
+from .strided import LayerPast, address, heads_first, load_layer
 
 
 class ScanLayer(Structure):
@@ -19,7 +19,8 @@ class ScanLayer(Structure):
     _fields_: ClassVar[list[Any]] = [
         *[(name, c_int64) for name in ("width", "channels")],
         *[(name, c_void_p) for name in ("query_filter", "key_filter", "value_filter")],
-        *[(name, c_void_p) for name in ("query_bias", "key_bias", "value_bias", "A", "step_bias", "gate")],
+        *[(name, c_void_p) for name in ("query_bias", "key_bias", "value_bias")],
+        *[(name, c_void_p) for name in ("query_history", "key_history", "value_history", "A", "step_bias", "gate")],
         ("gate_stride", c_int64 * 3),
         ("squares", c_void_p),
     ]
@@ -37,11 +38,18 @@ class ScanWeights(NamedTuple):
 
 
 def scan_layer(
-    mixed: Tensor, dt: Tensor, gate: Tensor | None, weights: ScanWeights, heads: int, groups: int, states: int
+    mixed: Tensor,
+    dt: Tensor,
+    gate: Tensor | None,
+    weights: ScanWeights,
+    heads: int,
+    groups: int,
+    states: int,
+    past: LayerPast | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """mixed (b, T, channels): x (heads, M), B and C (groups, states) before the convolution, a sequence from its first token
-    on; dt (b, T, heads); gate (b, T, heads, M). All float32, the last dimensions of mixed and gate contiguous; nothing
-    wants a gradient. Returns the output (b, T, heads, M), with a gate times silu(gate); the final states (b, heads,
+    """mixed (b, T, channels): x (heads, M), B and C (groups, states) before the convolution; dt (b, T, heads); gate (b, T,
+    heads, M). All float32, the last dimensions of mixed and gate contiguous; nothing wants a gradient. past: None from the
+    first token on. Returns the output (b, T, heads, M), with a gate times silu(gate); the final states (b, heads,
     states, M); and with a gate the sums of squares of the output (b, heads, T)."""
     b, T, channels = mixed.shape
     shared = groups * states
@@ -59,7 +67,10 @@ def scan_layer(
     call.out, call.out_stride[:] = out.data_ptr(), heads_first(out)
     call.input, call.input_stride[:] = dt.data_ptr(), heads_first(dt)
     layer = ScanLayer(*weights.filters.shape)
-    for name, given in (("filter", weights.filters), ("bias", weights.bias)):
+    if past is not None:
+        call.state = past.state.data_ptr()
+    history = None if past is None else past.history
+    for name, given in (("filter", weights.filters), ("bias", weights.bias), ("history", history)):
         if given is not None:
             first = given.data_ptr()
             setattr(layer, f"value_{name}", first)

@@ -4,7 +4,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,14 @@ def load_entries(structure: type[Structure], size_of: str, names: list[str]) -> 
         entry.argtypes, entry.restype = [POINTER(structure)], c_int32
         entries[name] = entry
     return entries
+
+
+class LayerPast(NamedTuple):
+    """What a layer keeps of the tokens before a call. history (B, width - 1, channels): the last inputs of its convolution;
+    state (B, H, D, M). float32 and contiguous."""
+
+    history: Tensor
+    state: Tensor
 
 
 @functools.cache

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...engines.native import available
 from ...engines.native.delta_layer import LayerWeights, StepWeights, delta_layer, delta_layer_step
 from ...engines.native.plans import eligible
-from ...functional import routing
 from ..projections import project_in_order
 from .conv import causal_conv1d_fn, causal_conv1d_update
 from .delta import delta_rule
 from .forward import EngineForward
 from .norms import plain_options
-from .one_pass import LEAST_TOKENS, PACKED, STEP, WIDTHS, begins_here
+from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
@@ -115,16 +113,10 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
 
     None where that call does not serve it.
     """
-    if not available() or routing.current() is not None or cache.is_recording_past(own.layer_idx):
+    states = states_of(own, cache)
+    if not served_alone(kwargs) or cache.is_recording_past(own.layer_idx) or not states:
         return None
-    if any(kwargs.get(name) is not None for name in PACKED):
-        return None
-    held, state = (
-        cache.get_conv_state(own.layer_idx, state_idx=0),
-        cache.get_recurrent_state(own.layer_idx, state_idx=0),
-    )
-    if held is None or state is None:
-        return None
+    held, state = states
     mixed, z, b, a = (x[:, 0] for x in found)
     weight, bias = own.conv1d.weight, own.conv1d.bias
     weights = StepWeights(weight, bias, own.A_log, own.dt_bias, own.norm.weight, own.norm.variance_epsilon)
@@ -149,10 +141,13 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
 
 
 def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether convolution, rule and norm are one native call: a prompt from its first token on, in float32."""
-    if found.mixed.shape[1] < LEAST_TOKENS or not begins_here(own, cache, kwargs) or own.conv1d.bias is not None:
+    """Whether convolution, rule and norm are one native call: a prompt or a part of one, in float32."""
+    if found.mixed.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or own.conv1d.bias is not None:
         return False
-    given = [*found, own.conv1d.weight, own.A_log, own.dt_bias, own.norm.weight]
+    states = states_of(own, cache)
+    if states is None:
+        return False
+    given = [*found, own.conv1d.weight, own.A_log, own.dt_bias, own.norm.weight, *states]
     shaped = own.head_k_dim % STEP == 0 and own.head_v_dim % STEP == 0 and own.conv_kernel_size in WIDTHS
     plain = shaped and own.activation in ("silu", "swish") and found.mixed.stride(2) == found.z.stride(-1) == 1
     options = plain_options(own.norm)
@@ -162,7 +157,7 @@ def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) 
 
 def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
     """The inputs of the output projection, (B, T, H, M); the cache moves on."""
-    z = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim)
+    z, past = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim), layer_past(own, cache)
     if cache is not None:
         cache.update_conv_state(found.mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = LayerWeights(
@@ -172,7 +167,7 @@ def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
         own.norm.weight.contiguous(),
         own.norm.variance_epsilon,
     )
-    out, last = delta_layer(found.mixed, found.b, found.a, z, weights, own.num_k_heads)
+    out, last = delta_layer(found.mixed, found.b, found.a, z, weights, own.num_k_heads, past)
     if cache is not None:
         cache.update_recurrent_state(last, own.layer_idx)
     return out

@@ -11,7 +11,7 @@ from ...engines.native.scan_layer import ScanWeights, scan_layer
 from ..projections import project_scaled
 from .forward import EngineForward
 from .norms import plain_options
-from .one_pass import LEAST_TOKENS, STEP, WIDTHS, begins_here
+from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
 
 # Families whose layers are the same but for their names. Falcon-H1 has multipliers in between.
 CLASSES = {
@@ -42,11 +42,14 @@ class Mamba2Forward(EngineForward):
 
 
 def _one_pass(own: Any, x: Tensor, cache: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether convolution and scan are one native call: a prompt from its first token on, in float32."""
-    if x.shape[1] < LEAST_TOKENS or not begins_here(own, cache, kwargs) or hasattr(own.conv1d, "_hf_hook"):
+    """Whether convolution and scan are one native call: a prompt or a part of one, in float32."""
+    if x.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or hasattr(own.conv1d, "_hf_hook"):
+        return False
+    states = states_of(own, cache)
+    if states is None:
         return False
     weights = own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.in_proj.weight, own.norm.weight
-    given = [x, *weights, *([] if own.conv1d.bias is None else [own.conv1d.bias])]
+    given = [x, *weights, *states, *([] if own.conv1d.bias is None else [own.conv1d.bias])]
     shaped = own.head_dim % STEP == 0 and own.ssm_state_size % STEP == 0 and own.conv_kernel_size in WIDTHS
     usual = (
         own.activation in ("silu", "swish") and tuple(own.time_step_limit) == (0.0, float("inf")) and not own.training
@@ -59,6 +62,7 @@ def _prompt(own: Any, hidden_states: Tensor, cache: Any) -> Tensor:
     batch, tokens, _ = hidden_states.shape
     rows = own.in_proj(hidden_states)
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
+    past = layer_past(own, cache, transposed=True)
     if cache is not None:
         cache.update_conv_state(mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = ScanWeights(
@@ -70,7 +74,7 @@ def _prompt(own: Any, hidden_states: Tensor, cache: Any) -> Tensor:
     )
     scaled = project_scaled(own.out_proj, batch * tokens) if _whole_rows(own.norm) else None
     gates = gate.unflatten(-1, (own.num_heads, own.head_dim)) if scaled else None
-    out, last, squares = scan_layer(mixed, dt, gates, weights, own.num_heads, own.n_groups, own.ssm_state_size)
+    out, last, squares = scan_layer(mixed, dt, gates, weights, own.num_heads, own.n_groups, own.ssm_state_size, past)
     if cache is not None:
         cache.update_recurrent_state(last.mT.contiguous(), layer_idx=own.layer_idx)
     if scaled is None or squares is None:

@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from ...engines.native import available
+from ...engines.native.strided import LayerPast
 from ...functional import routing
 
 LEAST_TOKENS = 16  # of a prompt
@@ -11,13 +16,31 @@ STEP = 16  # head dims are multiples of it
 PACKED = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")  # arguments that say where packed sequences begin
 
 
-def begins_here(layer: Any, cache: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the tokens are one sequence from its first token on, which this process computes natively by itself."""
+def served_alone(kwargs: dict[str, Any]) -> bool:
+    """Whether each row of a batch is one sequence, which this process computes natively by itself."""
     if not available() or routing.current() is not None:
         return False
-    if any(kwargs.get(name) is not None for name in PACKED):
-        return False
+    return all(kwargs.get(name) is None for name in PACKED)
+
+
+def states_of(layer: Any, cache: Any) -> list[Tensor] | None:
+    """The inputs that the convolution holds (B, channels, held) and the recurrent state; [] before the first token; None where
+    a cache has only one of them."""
     if cache is None:
-        return True
-    states = cache.get_conv_state(layer.layer_idx, state_idx=0), cache.get_recurrent_state(layer.layer_idx, state_idx=0)
-    return states == (None, None)
+        return []
+    both = cache.get_conv_state(layer.layer_idx, state_idx=0), cache.get_recurrent_state(layer.layer_idx, state_idx=0)
+    found = [x for x in both if x is not None]
+    return None if len(found) == 1 else found
+
+
+def layer_past(layer: Any, cache: Any, *, transposed: bool = False) -> LayerPast | None:
+    """What `states_of` found as the engine reads it, in memory of its own; None before the first token. transposed: the cache
+    holds (B, H, M, D) for the state."""
+    found = states_of(layer, cache)
+    if not found:
+        return None
+    held, state = found
+    history = held[..., 1 - layer.conv_kernel_size :]
+    history = F.pad(history, (layer.conv_kernel_size - 1 - history.shape[-1], 0)).transpose(1, 2)
+    state = state.mT if transposed else state
+    return LayerPast(*(x.clone(memory_format=torch.contiguous_format) for x in (history, state)))
