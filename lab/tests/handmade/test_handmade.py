@@ -13,7 +13,8 @@ from linattn_lab.handmade import DESIGNS, TorchHead, Weights, single_head
 from linattn_lab.handmade.attentions import attentions, try_attention
 from linattn_lab.handmade.comparison import compare, explain
 from linattn_lab.handmade.luck import MARKS, Luck
-from linattn_lab.handmade.many import errors, head_of, learn_many, padded, stack
+from linattn_lab.handmade.many import errors, head_of, padded, stack
+from linattn_lab.handmade.training import RATE, batches
 
 SIZES = {"identity": 1092, "first": 120, "unique": 120, "reverse": 1092, "previous": 1092, "histogram": 1092}
 
@@ -106,12 +107,19 @@ def test_learning_depends_on_the_seed_alone():
     assert not torch.equal(runs[0], runs[2])
 
 
-@pytest.mark.parametrize("name", ["unique", "reverse"])
-def test_heads_learned_side_by_side_are_those_learned_alone(name):
+@pytest.mark.parametrize("name", ["identity", "unique", "reverse"])
+def test_learning_takes_the_steps_of_autograd(name):
+    """Without positions, with positions from the start, and from both ends."""
     design = DESIGNS[name]
-    together = learn_many(design, seeds=[3, 5], steps=200)
-    alone = handmade.learn(design, seed=5, steps=200)
-    for own, other in zip(together[1].parameters(), alone.parameters(), strict=True):
+    found, head = handmade.learn(design, seed=5, steps=200), TorchHead.random(design.weights(), seed=5)
+    examples = [(x, y) for _, tokens, expected in batches(design) for x, y in zip(tokens, expected, strict=True)]
+    optimizer = torch.optim.SGD(head.parameters(), lr=RATE)
+    for index in torch.randint(len(examples), (200,), generator=torch.Generator().manual_seed(6)).tolist():
+        tokens, expected = examples[index]
+        optimizer.zero_grad()
+        (head(tokens) - expected).square().mean().backward()
+        optimizer.step()
+    for own, other in zip(found.parameters(), head.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
 
 

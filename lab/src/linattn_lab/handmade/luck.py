@@ -8,9 +8,8 @@ from .. import intervals
 from ..commandline import progress
 from ..figures import Figure
 from .designs import DESIGNS
-from .many import learn_many
 from .robust import learn_robust
-from .training import mean_squared_error
+from .training import learn, mean_squared_error
 
 # Largest mean squared error over all sequences. The first three are the course's; the others take that of identity.
 MARKS = {
@@ -66,12 +65,10 @@ class Luck:
 def try_recipe(recipe: str, task: str, seeds: Sequence[int], steps: int | None = None) -> Luck:
     """Learns the task's head with each seed; `steps` None takes those of the recipe."""
     design, own = DESIGNS[task], {} if steps is None else {"steps": steps}
-    if recipe == "course":
-        heads = learn_many(design, seeds=seeds, **own)
-    elif recipe == "robust":
-        heads = [learn_robust(design, seed=seed, **own) for seed in progress(seeds, desc=task, unit="seed")]
-    else:
+    if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}: choose from {', '.join(RECIPES)}.")
+    make = learn if recipe == "course" else learn_robust
+    heads = [make(design, seed=seed, **own) for seed in progress(seeds, desc=task, unit="seed")]
     return Luck(recipe, task, {seed: mean_squared_error(design, head) for seed, head in zip(seeds, heads, strict=True)})
 
 

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..commandline import progress
-from ..threads import one_thread
 from .designs import Design
 from .torch_head import TorchHead
-from .training import RATE, STEPS, batches
+from .training import batches
 
 NAMES = ("Km", "Qm", "Vm", "pos", "pos_end")
 Stack = dict[str, Tensor]  # by name, (heads, ...); names that a head does not have are left out
@@ -57,7 +55,8 @@ def errors(weights: Stack, tokens: Tensor, expected: Tensor, lengths: Tensor) ->
     each = torch.arange(len(weights["Km"]))[:, None, None]
 
     def project(matrix: Tensor) -> Tensor:
-        out = tokens @ matrix[:, None, :width]
+        rows = tokens.flatten(-3, -2) @ matrix[:, :width]  # one product for each head
+        out = rows.unflatten(-2, tokens.shape[-3:-1])
         row = width
         if "pos" in weights:
             end = row + weights["pos"].shape[2]
@@ -72,20 +71,3 @@ def errors(weights: Stack, tokens: Tensor, expected: Tensor, lengths: Tensor) ->
     output = scores.masked_fill(~real[..., None, :], -math.inf).softmax(-1) @ value
     squares = (output - expected).square().mean(-1) * real
     return squares.sum(-1) / lengths
-
-
-def learn_many(design: Design, *, seeds: Sequence[int], steps: int = STEPS, rate: float = RATE) -> list[TorchHead]:
-    """What `learn` gives for each of the seeds, all learned side by side: the same steps, up to rounding."""
-    weights = stack([TorchHead.random(design.weights(), seed) for seed in seeds])
-    tokens, expected, lengths = padded(design)
-    orders = [torch.randint(len(tokens), (steps,), generator=torch.Generator().manual_seed(seed + 1)) for seed in seeds]
-    parameters = list(weights.values())
-    with one_thread():
-        for rows in progress(torch.stack(orders, 1), desc=f"learning {design.name}", unit="step"):
-            own = rows[:, None]  # one sequence of each head's own
-            loss = errors(weights, tokens[own], expected[own], lengths[own]).sum()
-            gradients = torch.autograd.grad(loss, parameters)
-            with torch.no_grad():
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.sub_(gradient, alpha=rate)
-    return [head_of(weights, number) for number in range(len(seeds))]
