@@ -1,8 +1,12 @@
 """What the notebooks share: checks of exercises, and one look for their plots."""
 
+import os
+
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
+
+LONGEST = int(os.environ.get("COURSE_STEPS", 0))  # of a training, in steps, where only the cells are tested
 
 torch.set_num_threads(1)  # times are processor times of one thread
 plt.rcParams.update(
@@ -11,6 +15,11 @@ plt.rcParams.update(
 plt.rcParams["axes.prop_cycle"] = matplotlib.cycler(
     color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1"]
 )
+
+
+def shorter(steps: int, tested: int = 90) -> int:
+    """The steps of a training; `tested` of them, or as few as COURSE_STEPS says, where that is set."""
+    return min(steps, tested, LONGEST) if LONGEST else steps
 
 
 class Unsolved(AssertionError):
