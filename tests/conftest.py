@@ -5,6 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores, and so do the processes that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # which NumPy reads when it is imported
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +17,8 @@ from linattn.kernels import Kernel
 
 DIM = 8
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that tests start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores, and so do the processes that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # which NumPy reads when it is imported
+
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the processes that tests start
 
 
 @pytest.fixture(scope="module")
