@@ -1,7 +1,6 @@
 """Training, checkpoints, model files, and the weights that come with the package."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -148,10 +147,8 @@ def test_two_processes_have_the_losses_of_one(folder, trained, tmp_path):
     alone, both = tmp_path / "alone", tmp_path / "both"
     assert train(folder, alone, "--dropout", "0", "--steps", "10") == 0
     flags = ["--data", str(folder), "--out", str(both), *FLAGS, "--dropout", "0", "--steps", "10"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = [*torchrun, "-m", "linattn", "lab", "summarize", "train", *flags]
-    warm_python.run(*words, environment=environment, check=True)
+    for done in warm_python.run_ranks(2, "-m", "linattn", "lab", "summarize", "train", *flags):
+        assert done.returncode == 0, done.stderr
     one, two = (json.loads((path / "log.json").read_text())["history"]["train"] for path in (alone, both))
     assert [x for _, x in two] == pytest.approx([x for _, x in one], rel=1e-3)
 
