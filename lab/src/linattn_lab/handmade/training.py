@@ -46,12 +46,11 @@ def mean_squared_error(design: Design, head: TorchHead) -> float:
 def learn(design: Design, *, seed: int, steps: int = STEPS, rate: float = RATE) -> TorchHead:
     """A head of the design's shapes, trained by plain SGD on one random sequence a step. Positions are learned too."""
     weights = TorchHead.random(design.weights(), seed).weights()
-    examples = [
-        (x, y) for _, tokens, expected in batches(design) for x, y in zip(tokens.numpy(), expected.numpy(), strict=True)
-    ]
+    examples = [(x, y) for _, *both in batches(design) for x, y in zip(*(part.numpy() for part in both), strict=True)]
     order = torch.randint(len(examples), (steps,), generator=torch.Generator().manual_seed(seed + 1)).tolist()
     for index in progress(order, desc=f"learning {design.name}", unit="step"):
-        for weight, gradient in gradients(*examples[index], weights):
+        tokens, expected = examples[index]
+        for weight, gradient in gradients(tokens, expected, weights):
             weight -= rate * gradient
     return TorchHead.of(weights)
 
