@@ -39,8 +39,10 @@ def test_compile_has_no_graph_breaks(name, is_causal):
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch's compiler needs a C++ compiler"
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler, about torch itself
-def test_compile_to_machine_code():
+def test_compile_to_machine_code(monkeypatch):
     torch._dynamo.reset()
+    # Vector instructions are those that the processor says it has: torch would try each in a process of its own.
+    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
     inputs = qkv(100, dtype=torch.float32)
     call = torch.compile(lambda q, k, v: linattn.attention(q, k, v, kernel="elu", is_causal=True), fullgraph=True)
     assert_close(call(*inputs), linattn.attention(*inputs, kernel="elu", is_causal=True))
