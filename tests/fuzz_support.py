@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -324,7 +325,7 @@ def attend(
         features = kernel.query_features(query, scale=case.scale), kernel.key_features(key, scale=case.scale)
         similarity, size = features[0] @ features[1].mT, features[0].abs() @ features[1].abs().mT
         largest = size.detach().amax() if size.numel() else torch.ones(())
-    shape = torch.broadcast_shapes(log_weight.shape, similarity.shape, visible.shape, factor.shape)
+    shape = np.broadcast_shapes(log_weight.shape, similarity.shape, visible.shape, factor.shape)
     log_weight = log_weight.expand(shape).masked_fill(~visible, -torch.inf)
     if case.normalize and S:  # a factor of the whole row cancels: keep the exponentials in range
         top = log_weight.detach().amax(-1, keepdim=True)
