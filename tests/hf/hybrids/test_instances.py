@@ -47,6 +47,17 @@ def test_copies_pickles_and_files(family, tmp_path):
     assert torch.equal(logits(loaded, ids), logits(own(family), ids))
 
 
+@pytest.mark.parametrize("family", RULES)
+def test_a_cache_of_another_batch_is_refused(family):
+    """Native code would read and write beyond the end of its states."""
+    model = attach(build_hybrid(family))
+    for count in (1, 3, 20):
+        cache = model(tokens(2, 9), use_cache=True)
+        name = "cache_params" if "cache_params" in cache else "past_key_values"
+        with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match=r"another batch|[Ss]izes? of tensor|shape"):
+            model(tokens(3, count), use_cache=True, **{name: cache[name]})
+
+
 def test_threads_share_a_class_and_a_model():
     model, theirs, results = attach(build_hybrid("mamba2")), own("mamba2"), {}
     expected = {id(m): m.generate(tokens(1, 20), max_new_tokens=8, do_sample=False) for m in (model, theirs)}

@@ -13,6 +13,7 @@ from ...kernels.base import compute_dtype
 from ...ops.causal_conv1d import shifts
 from ...ops.causal_conv1d.call import CausalConv1dCall
 from .packing import packed_bounds
+from .state_checks import check_state
 
 SILU = (None, "silu", "swish")
 
@@ -38,6 +39,7 @@ def causal_conv1d_update(
     """causal_conv1d's: x (batch, channels) or (batch, channels, T), conv_state (batch, channels, width - 1 or more), which
     then holds the last inputs."""
     tokens = x.unsqueeze(-1) if x.dim() == 2 else x
+    check_state(conv_state, *tokens.shape[:2])
     if _one_step(tokens, conv_state, weight, bias):
         wide = weight.float().contiguous(), None if bias is None else bias.float().contiguous()
         out = mixer.conv_step(tokens[..., 0], conv_state, *wide, silu=activation in ("silu", "swish"))

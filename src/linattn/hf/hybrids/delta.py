@@ -14,6 +14,7 @@ from ...kernels.base import compute_dtype
 from ...ops.delta_rule import chunk
 from ...ops.delta_rule.call import DeltaRuleCall
 from .packing import packed_bounds
+from .state_checks import check_state
 
 
 def delta_rule(
@@ -48,6 +49,8 @@ def delta_rule(
         out = router.function("delta_rule")(*tokens, beta=gates[0], log_decay=gates[1], **more)
         return out.transpose(1, 2), None
     state = initial_state
+    if state is not None:
+        check_state(state, query.shape[0], value.shape[2], query.shape[3], value.shape[3])
     if bounds is not None and state is not None:
         raise ValueError("packed sequences start from nothing: pass no cache with them.")
 

@@ -16,6 +16,7 @@ from .delta import delta_rule
 from .forward import EngineForward
 from .norms import plain_options
 from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
+from .state_checks import check_state
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
@@ -104,7 +105,7 @@ def _project_grouped(own: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 def _parts_first(heads: int, sizes: tuple[int, ...]) -> Tensor:
     """Where the outputs of (heads, parts of these sizes) are, in the order (parts, heads)."""
     with torch.inference_mode(False):  # it is kept for calls outside as well
-        places = torch.arange(heads * sum(sizes)).view(heads, -1)
+        places = torch.arange(heads * sum(sizes), device="cpu").view(heads, -1)
         return torch.cat([part.flatten() for part in places.split(list(sizes), -1)])
 
 
@@ -113,7 +114,7 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
 
     None where that call does not serve it.
     """
-    states = states_of(own, cache)
+    states = states_of(own, cache, found.mixed.shape[0])
     if not served_alone(kwargs) or cache.is_recording_past(own.layer_idx) or not states:
         return None
     held, state = states
@@ -125,15 +126,13 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
     plain = options is not None and not options["sigmoid"] and own.activation in ("silu", "swish")
     if not plain or not all(x.dtype is torch.float32 for x in given) or not eligible(*given):
         return None
-    contiguous = [state, *[x for x in weights[:5] if x is not None], z[0]]
-    if not all(x.is_contiguous() for x in contiguous) or (held.stride(2), mixed.stride(1), b.stride()) != (
-        1,
-        1,
-        a.stride(),
-    ):
+    whole = [state, *[x for x in weights[:5] if x is not None], z[0]]
+    if not all(x.is_contiguous() for x in whole) or held.stride(2) != 1 or mixed.stride(1) != 1:
         return None
-    if held.shape[2] < weight.shape[2] - 1:
+    if b.stride() != a.stride() or held.shape[2] < weight.shape[2] - 1:
         return None
+    check_state(held, *mixed.shape)
+    check_state(state, mixed.shape[0], own.num_v_heads, own.head_k_dim, own.head_v_dim)
     weights = weights._replace(filters=weight.squeeze(1))
     out = delta_layer_step(mixed, b, a, z.flatten(1), weights, own.num_k_heads, held, state)
     cache.update_recurrent_state(state, own.layer_idx)
@@ -144,7 +143,7 @@ def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) 
     """Whether convolution, rule and norm are one native call: a prompt or a part of one, in float32."""
     if found.mixed.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or own.conv1d.bias is not None:
         return False
-    states = states_of(own, cache)
+    states = states_of(own, cache, found.mixed.shape[0])
     if states is None:
         return False
     given = [*found, own.conv1d.weight, own.A_log, own.dt_bias, own.norm.weight, *states]
@@ -157,7 +156,7 @@ def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) 
 
 def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
     """The inputs of the output projection, (B, T, H, M); the cache moves on."""
-    z, past = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim), layer_past(own, cache)
+    z, past = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim), layer_past(own, cache, found.z.shape[0])
     if cache is not None:
         cache.update_conv_state(found.mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = LayerWeights(

@@ -12,6 +12,7 @@ from ..projections import project_scaled
 from .forward import EngineForward
 from .norms import plain_options
 from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
+from .state_checks import check_state
 
 # Families whose layers are the same but for their names. Falcon-H1 has multipliers in between.
 CLASSES = {
@@ -33,11 +34,9 @@ class Mamba2Forward(EngineForward):
         if attention_mask is None and _one_pass(own, hidden_states, cache_params, kwargs):
             return _prompt(own, hidden_states, cache_params)
         if hidden_states.shape[1] == 1 and cache_params is not None and attention_mask is None:
-            held = cache_params.get_conv_state(own.layer_idx, state_idx=0)
-            state = cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
-            recording = cache_params.is_recording_past(own.layer_idx)
-            if held is not None and state is not None and not recording and _served(own, hidden_states, held, state):
-                return _one_token(own, hidden_states, held, state)
+            states = states_of(own, cache_params, hidden_states.shape[0])
+            if states and not cache_params.is_recording_past(own.layer_idx) and _served(own, hidden_states, *states):
+                return _one_token(own, hidden_states, *states)
         return super().__call__(hidden_states, cache_params, attention_mask, **kwargs)
 
 
@@ -45,7 +44,7 @@ def _one_pass(own: Any, x: Tensor, cache: Any, kwargs: dict[str, Any]) -> bool:
     """Whether convolution and scan are one native call: a prompt or a part of one, in float32."""
     if x.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or hasattr(own.conv1d, "_hf_hook"):
         return False
-    states = states_of(own, cache)
+    states = states_of(own, cache, x.shape[0])
     if states is None:
         return False
     weights = own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.in_proj.weight, own.norm.weight
@@ -62,7 +61,7 @@ def _prompt(own: Any, hidden_states: Tensor, cache: Any) -> Tensor:
     batch, tokens, _ = hidden_states.shape
     rows = own.in_proj(hidden_states)
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
-    past = layer_past(own, cache, transposed=True)
+    past = layer_past(own, cache, batch, transposed=True)
     if cache is not None:
         cache.update_conv_state(mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = ScanWeights(
@@ -102,6 +101,8 @@ def _one_token(own: Any, hidden_states: Tensor, held: Tensor, state: Tensor) -> 
     batch = hidden_states.shape[0]
     rows = own.in_proj(hidden_states).squeeze(1)
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
+    check_state(held, *mixed.shape)
+    check_state(state, batch, own.num_heads, own.head_dim, own.ssm_state_size)
     weight, bias = own.conv1d.weight.squeeze(1), own.conv1d.bias
     mixed = mixer.conv_step(mixed, held, weight.contiguous(), bias, silu=True)
     shared = own.n_groups * own.ssm_state_size

@@ -13,6 +13,7 @@ from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
 from ...ops.decayed_sums.call import DecayedSumsCall
 from .packing import packed_bounds
+from .state_checks import check_state
 
 CLASS = "MiniMaxLightningAttention"
 
@@ -45,6 +46,8 @@ class LightningForward:
         dtype = compute_dtype(mixed.dtype)
         log_decay = -own.slope_rate.to(dtype).reshape(1, -1, 1).expand(B, -1, T)
         state = None if past_key_values is None else past_key_values.get_linear_cache(own.layer_idx)
+        if state is not None:
+            check_state(state, B, own.num_attention_heads, own.head_dim, own.head_dim)
         bounds = packed_bounds(kwargs.get("seq_idx"), kwargs.get("cu_seq_lens_q"), T)
         out, state = _sums(query, key, value, log_decay, bounds, None if state is None else state.to(dtype))
         out = own.norm(out.transpose(1, 2).reshape(B, T, -1))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ...engines.native import available
 from ...engines.native.strided import LayerPast
 from ...functional import routing
+from .state_checks import check_state
 
 LEAST_TOKENS = 16  # of a prompt
 WIDTHS = range(2, 5)  # of the convolution: csrc/core/convolve_rows.h
@@ -23,20 +24,22 @@ def served_alone(kwargs: dict[str, Any]) -> bool:
     return all(kwargs.get(name) is None for name in PACKED)
 
 
-def states_of(layer: Any, cache: Any) -> list[Tensor] | None:
+def states_of(layer: Any, cache: Any, batch: int) -> list[Tensor] | None:
     """The inputs that the convolution holds (B, channels, held) and the recurrent state; [] before the first token; None where
     a cache has only one of them."""
     if cache is None:
         return []
     both = cache.get_conv_state(layer.layer_idx, state_idx=0), cache.get_recurrent_state(layer.layer_idx, state_idx=0)
     found = [x for x in both if x is not None]
+    for x in found:
+        check_state(x, batch)
     return None if len(found) == 1 else found
 
 
-def layer_past(layer: Any, cache: Any, *, transposed: bool = False) -> LayerPast | None:
+def layer_past(layer: Any, cache: Any, batch: int, *, transposed: bool = False) -> LayerPast | None:
     """What `states_of` found as the engine reads it, in memory of its own; None before the first token. transposed: the cache
     holds (B, H, M, D) for the state."""
-    found = states_of(layer, cache)
+    found = states_of(layer, cache, batch)
     if not found:
         return None
     held, state = found

@@ -11,6 +11,7 @@ from ...engines.native.plans import eligible
 from ...engines.plan import rule_refusal
 from ...functional.selective_scan import selective_scan
 from ...states import ScanState
+from .state_checks import check_state
 
 
 def selective_scan_fn(
@@ -65,6 +66,7 @@ def selective_state_update(
     Mamba-1: state (batch, channels, n), x, dt and z (batch, channels), A (channels, n), B and C (batch, n). Mamba-2: one more
     dimension of heads before the channels, and one of groups in B and C: (batch, groups, n).
     """
+    check_state(state, *x.shape)
     if state.dim() == 4:
         return _update_heads(state, x, dt, A, B, C, D, dt_bias, dt_softplus, z)
     u, delta, b, c = (y.unsqueeze(-1) for y in (x, dt, B, C))

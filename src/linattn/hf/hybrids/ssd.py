@@ -16,6 +16,7 @@ from ...kernels.base import compute_dtype
 from ...ops.decayed_sums import chunk
 from ...ops.decayed_sums.call import DecayedSumsCall
 from .packing import packed_bounds
+from .state_checks import check_state
 
 
 def chunk_scan(
@@ -47,6 +48,8 @@ def chunk_scan(
     bounds = packed_bounds(seq_idx, packed, x.shape[1])
     if bounds is not None and initial_states is not None:
         raise ValueError("packed sequences start from nothing: pass no cache with them.")
+    if initial_states is not None:
+        check_state(initial_states, x.shape[0], *x.shape[2:], B.shape[3])
     with torch.autocast(x.device.type, enabled=False):
         dt = _time_steps(dt.to(dtype), dt_bias, dt_softplus, dt_limit)
         query, key, value = (y.to(x.dtype).transpose(1, 2) for y in (C, B, x))
