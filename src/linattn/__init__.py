@@ -6,6 +6,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time each name is imported a
     from . import hf as hf
     from . import kernels, measure, nn
     from . import parallel as parallel
+    from . import states as states
     from .functional.attention import attention
     from .functional.causal_conv1d import causal_conv1d
     from .functional.delta_rule import delta_rule
@@ -40,7 +41,7 @@ _MODULES = {
     "implied_attention": "functional.implied_attention",
     "selective_scan": "functional.selective_scan",
 }
-_SUBPACKAGES = ("engines", "hf", "kernels", "measure", "nn", "parallel")
+_SUBPACKAGES = ("engines", "hf", "kernels", "measure", "nn", "parallel", "states")
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they still report unknown names
 

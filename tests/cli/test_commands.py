@@ -177,6 +177,7 @@ def test_the_package_imports_torch_at_first_use():
     script = (
         "import sys, linattn\n"
         "assert 'torch' not in sys.modules and set(linattn.__all__) <= set(dir(linattn))\n"
+        "assert linattn.states.Snapshots  # before anything else imports it\n"
         "found = {name: getattr(linattn, name) for name in linattn.__all__}\n"
         "from linattn import *\n"
         "assert all(globals()[name] is thing for name, thing in found.items())\n"
