@@ -34,6 +34,23 @@ def test_compile_has_no_graph_breaks(name, is_causal):
         assert_close(got, want)
 
 
+@pytest.mark.parametrize("name", ["elu", "positive"])
+def test_compile_of_one_token_with_a_named_kernel(name):
+    torch._dynamo.reset()
+    _, state = linattn.attention(*qkv(30, dtype=torch.float32), kernel=name, is_causal=True, return_state=True)
+    token = qkv(1, dtype=torch.float32)
+
+    def call(state, *inputs):
+        return linattn.attention(*inputs, kernel=name, is_causal=True, state=state, return_state=True)
+
+    (out, after), (expected, eager) = (
+        torch.compile(call, fullgraph=True, backend="eager")(state, *token),
+        call(state, *token),
+    )
+    assert_close(out, expected)
+    assert_close(after.S, eager.S)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch's compiler needs a C++ compiler"
