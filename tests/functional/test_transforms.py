@@ -51,6 +51,17 @@ def test_compile_of_one_token_with_a_named_kernel(name):
     assert_close(after.S, eager.S)
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_compile_of_near_far_by_name(is_causal):
+    torch._dynamo.reset()
+    inputs = qkv(300, dtype=torch.float32)
+
+    def call(q, k, v):
+        return linattn.attention(q, k, v, kernel="nearfar", is_causal=is_causal)
+
+    assert_close(torch.compile(call, fullgraph=True, backend="eager")(*inputs), call(*inputs), factor=10)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="torch's compiler needs a C++ compiler"

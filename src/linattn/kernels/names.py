@@ -20,9 +20,9 @@ from .trig import Trig
 
 
 def _nearfar(dim: int) -> Kernel:
-    """Imported at first use: near/far is a higher layer than the kernels."""
-    made: Kernel = import_module("linattn.nearfar").NearFar(dim=dim)
-    return made
+    """Imports near/far, a higher layer than the kernels, which then puts its own maker in the table."""
+    import_module("linattn.nearfar")
+    return NAMES["nearfar"](dim)
 
 
 KernelName = Literal["softmax", "nearfar", "positive", "trig", "polynomial", "taylor", "elu", "relu", "identity"]

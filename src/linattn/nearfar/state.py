@@ -178,7 +178,7 @@ class NearFarState(State):
         """
         B, H = self.near.shape[:2]
         positions, kinds = positions or self.positions, kernel.groups(H)
-        sizes = list(slots_per_head(kernel.budgets(H), self.slots.shape[-2]))
+        sizes = list(share_slots(kernel.budgets(H), self.slots.shape[-2]))
         parts = {} if len(kinds) == 1 else {name: getattr(self, name).split(sizes, 1) for name in _BY_SLOT}
         groups, scores = [], kernel.scores(self.queries.shape[2], self.bias)
         for budget, heads in kinds:
@@ -280,8 +280,7 @@ def _far_fields(caches: Sequence[FarCache]) -> dict[str, Tensor]:
     return {name: xs[0] if len(xs) == 1 else torch.cat(xs, 1) for name, xs in fields.items() if xs}
 
 
-@lru_cache(maxsize=1024)
-def slots_per_head(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
+def share_slots(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
     """How many slots each head has when all have `total` together: they grow alike, up to their budgets."""
     low, high = 0, max(budgets, default=0)
     while low < high:
@@ -292,5 +291,8 @@ def slots_per_head(budgets: tuple[int, ...], total: int) -> tuple[int, ...]:
             high = middle
     return tuple(min(m, low) for m in budgets)
 
+
+# For native calls. What torch.compile may trace calls `share_slots`: it warns of a cache.
+slots_per_head = lru_cache(maxsize=1024)(share_slots)
 
 torch.serialization.add_safe_globals([NearFarState])  # for torch.load(weights_only=True)

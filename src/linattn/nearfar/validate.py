@@ -9,7 +9,7 @@ from ..states.base import UNUSABLE
 from ..states.layout import FLOATS
 from .far_cache import FarCache
 from .kernel import NearFar
-from .state import NearFarState, slots_per_head
+from .state import NearFarState, share_slots
 
 
 def check_kernel(state: NearFarState, sizes: dict[str, int], kernel: NearFar, groups: int, dim: int) -> None:
@@ -51,7 +51,7 @@ def _check_sizes(sizes: dict[str, int], kernel: NearFar) -> None:
     if sizes["samples"] != samples:
         raise ValueError(f"it has {sizes['samples']} sampled queries for a block; its kernel takes {samples}.")
     budgets = kernel.budgets(sizes["H"])
-    if sum(slots_per_head(budgets, sizes["C"])) != sizes["C"]:
+    if sum(share_slots(budgets, sizes["C"])) != sizes["C"]:
         raise ValueError(f"it has {sizes['C']} slots, which heads with budgets of {list(budgets)} never have together.")
 
 
@@ -80,7 +80,7 @@ def _check_recall(state: NearFarState, sizes: dict[str, int], kernel: NearFar) -
     if state.far_slot.numel() == 0:
         return
     budgets = kernel.budgets(H)
-    slots = slots_per_head(budgets, sizes["C"])
+    slots = share_slots(budgets, sizes["C"])
     limits = [slots[h] if budgets[h] else kernel.block for h in heads]
     if bool((state.far_slot >= torch.tensor(limits).unsqueeze(-1)).any()):
         raise ValueError("its far tokens name slots (far_slot) that it does not have.")
