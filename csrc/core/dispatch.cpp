@@ -104,16 +104,23 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
   return has;
 }
 
-/// See core/dispatch.h. Fletcher sums over 16 lanes of 32 bits.
+/// The two halves of a 128-bit product, combined: every bit of the result depends on all bits of both factors.
+static inline uint64_t fold(uint64_t a, uint64_t b) {
+  __extension__ typedef unsigned __int128 Wide;
+  const Wide product = Wide(a) * b;
+  return uint64_t(product) ^ uint64_t(product >> 64);
+}
+
+/// See core/dispatch.h. Sums of words would not do: scaling all floats by a power of two, or changing all signs, adds the
+/// same power of two to each word, which vanishes after 2^k of them.
 EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
-  typedef uint32_t Lanes __attribute__((vector_size(16)));  // of the smallest instruction set: larger ones would be spilled
-  Lanes sum[4] = {}, weighted[4] = {};
+  constexpr uint64_t KEYS[4] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u, 0xD6E8FEB86659FD93u};
+  uint64_t lanes[4] = {KEYS[1], KEYS[2], KEYS[3], KEYS[0]};
   const auto add = [&](const uint8_t* from) {
     for (int i = 0; i < 4; ++i) {
-      Lanes word;
-      std::memcpy(&word, from + i * 16, 16);
-      sum[i] += word;
-      weighted[i] += sum[i];
+      uint64_t words[2];
+      std::memcpy(words, from + i * 16, 16);
+      lanes[i] = fold(words[0] ^ KEYS[i], words[1] ^ lanes[i]);
     }
   };
   const int64_t full = count / 64 * 64;
@@ -123,12 +130,7 @@ EXPORT uint64_t linattn_checksum(const uint8_t* at, int64_t count) {
     std::memcpy(rest, at + full, size_t(count - full));
     add(rest);
   }
-  uint64_t mixed = uint64_t(count);
-  for (int lane = 0; lane < 16; ++lane) {
-    for (const uint64_t x : {uint64_t(sum[lane / 4][lane % 4]), uint64_t(weighted[lane / 4][lane % 4])}) {
-      mixed = (mixed ^ x) * 0x9E3779B97F4A7C15u;
-      mixed ^= mixed >> 29;
-    }
-  }
+  uint64_t mixed = uint64_t(count) ^ KEYS[0];
+  for (int i = 0; i < 4; ++i) mixed = fold(mixed ^ KEYS[i], lanes[i] ^ KEYS[3 - i]);
   return mixed;
 }

@@ -102,9 +102,33 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
   }
 }
 
+namespace {
+
+/// The rule of all batch entries; by itself each, if one of them is not finite. rows: (B, H, M).
+int32_t step_entries(const DeltaLayerStep& s, DeltaCall rule, const float* mixed, const float* beta, const float* log_decay,
+                     float* rows) {
+  const int64_t keys = s.key_heads * s.dim, channels = 2 * keys + s.heads * s.value_dim;
+  const auto step = [&](int64_t first, int64_t count) {
+    rule.batch = count;
+    const float *x = mixed + first * channels, *decays = log_decay + first * s.heads;
+    float *state = s.state + first * s.heads * s.dim * s.value_dim, *out = rows + first * s.heads * s.value_dim;
+    const int32_t flags = linattn_delta_step(&rule, x, x + keys, x + 2 * keys, beta + first * s.heads, decays, nullptr,
+                                             state, state, out, nullptr, s.threads);
+    if (flags == NOT_FINITE) std::fill(out, out + count * s.heads * s.value_dim, std::nanf(""));
+    return flags;
+  };
+  int32_t flags = step(0, s.batch);
+  if (flags != NOT_FINITE || s.batch == 1) return flags;
+  for (int64_t i = 0; i < s.batch; ++i) flags |= step(i, 1);
+  return flags;
+}
+
+}  // namespace
+
 EXPORT int64_t linattn_delta_layer_step_size() { return sizeof(DeltaLayerStep); }
 
-/// One token of a layer. NOT_FINITE: nothing was written but the inputs that the convolution holds, and out is NaN.
+/// One token of a layer. Where the inputs of a batch entry are not finite, its outputs are NaN and its state stays as it
+/// is.
 EXPORT int32_t linattn_delta_layer_step(const DeltaLayerStep* s) {
   const int64_t keys = s->key_heads * s->dim, channels = 2 * keys + s->heads * s->value_dim, heads = s->batch * s->heads;
   try {
@@ -113,11 +137,8 @@ EXPORT int32_t linattn_delta_layer_step(const DeltaLayerStep* s) {
     mixer_kernels().conv_step(step_convolution(*s, channels, mixed));
     step_gates(*s, beta, log_decay);
     const DeltaCall rule = step_rule(*s, channels);
-    const int32_t flags = linattn_delta_step(&rule, mixed, mixed + keys, mixed + 2 * keys, beta, log_decay, nullptr,
-                                             s->state, s->state, rows, nullptr, s->threads);
-    if (flags == NO_MEMORY) return flags;
-    if (flags == NOT_FINITE) std::fill(s->out, s->out + heads * s->value_dim, std::nanf(""));
-    if (flags != NOT_FINITE) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
+    const int32_t flags = step_entries(*s, rule, mixed, beta, log_decay, rows);
+    if (flags != NO_MEMORY) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
     return flags;
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;

@@ -126,3 +126,27 @@ def test_a_damaged_state_is_refused(warm):
     short.Z = short.Z[..., :-1]
     with pytest.raises(ValueError, match="cannot be used"):
         step(kernel, short, draw(1, 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.mul_(2),
+        lambda x: x.mul_(0.25),
+        lambda x: x.neg_(),
+        lambda x: x[:, 1::2].neg_(),
+        lambda x: x[::2].mul_(4),
+        lambda x: x.copy_(x.flip(0)),
+        lambda x: x.copy_(x.roll(16, 1)),
+    ],
+)
+def test_regular_changes_of_a_large_projection_are_noticed(change):
+    """They add the same power of two to many words, or move words: a checksum must not add up to the same."""
+    kernel, generator = Positive(64), torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, 2, 40, 64, generator=generator) * 0.3 for _ in range(3))
+    options = {"kernel": kernel, "is_causal": True}
+    linattn.attention(q, k, v, **options)
+    with torch.no_grad():
+        change(kernel.projection)
+    out, exact = (linattn.attention(q, k, v, engine=engine, **options) for engine in ("auto", "torch"))
+    torch.testing.assert_close(out, exact, atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..engines.native import available, mixer
 from ..engines.native.plans import eligible
-from .replaced import Replaced, replace_forward
+from .replaced import Replaced, is_hooked, replace_forward
 
 FEW_ROWS = 2  # at most; torch's matrix product is as fast for more
 LEAST_WEIGHTS = 2**20  # for few rows, outside of linear layers; with fewer, deciding takes as long as is gained
@@ -47,8 +47,7 @@ def project_in_order(linear: nn.Module, x: Tensor, order: Callable[[], Tensor]) 
     own: Any = linear
     if not isinstance(own.__dict__.get("forward"), LinearForward):
         return None
-    hooked = own._forward_hooks or own._forward_pre_hooks  # noqa: SLF001
-    form = None if hooked else native_form(x, own.weight, own.bias, own.forward.small)
+    form = None if is_hooked(own) else native_form(x, own.weight, own.bias, own.forward.small)
     if form is None:
         return None
     places = order()
@@ -63,9 +62,8 @@ def project_scaled(linear: nn.Module, rows: int) -> Callable[[Tensor, Tensor, Te
     own: Any = linear
     if not isinstance(own.__dict__.get("forward"), LinearForward):
         return None
-    hooked = own._forward_hooks or own._forward_pre_hooks  # noqa: SLF001
     x = own.weight.new_empty(1).expand(rows, own.weight.shape[1])  # stands for what is not there yet
-    if hooked or native_form(x, own.weight, own.bias) is not mixer.project_many:
+    if is_hooked(own) or native_form(x, own.weight, own.bias) is not mixer.project_many:
         return None
 
     def project(x: Tensor, row_scale: Tensor, input_scale: Tensor) -> Tensor:

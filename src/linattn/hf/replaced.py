@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 
 @dataclass
@@ -27,3 +28,9 @@ def replace_forward(module: nn.Module, forward: Any) -> Replaced:
     before = module.__dict__.get(attribute)
     setattr(module, attribute, forward)
     return Replaced(module, attribute, before)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether hooks, its own or those of all modules, see the calls of this module."""
+    of_all = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks  # noqa: SLF001
+    return bool(of_all or module._forward_hooks or module._forward_pre_hooks)  # noqa: SLF001

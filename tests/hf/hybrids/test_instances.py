@@ -54,7 +54,10 @@ def test_a_cache_of_another_batch_is_refused(family):
     for count in (1, 3, 20):
         cache = model(tokens(2, 9), use_cache=True)
         name = "cache_params" if "cache_params" in cache else "past_key_values"
-        with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match=r"another batch|[Ss]izes? of tensor|shape"):
+        with (
+            torch.no_grad(),
+            pytest.raises((ValueError, RuntimeError), match=r"another batch|[Ss]izes? of tensor|shape"),
+        ):
             model(tokens(3, count), use_cache=True, **{name: cache[name]})
 
 

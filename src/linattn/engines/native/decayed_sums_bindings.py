@@ -188,8 +188,8 @@ def step_plan(call: DecayedSumsCall) -> StepPlan:
         inputs = Inputs(DecayedSumsCall(*tokens, log_decay, scale=call.scale))
         out_like = FLOATS.new_empty(inputs.out_shape, dtype=call.query.dtype)
         inputs.set_out(out_like)
-        keep = inputs.call, inputs.keep[3]  # the bounds
-        plan = StepPlan(_entry("decode"), ctypes.addressof(inputs.call), keep, out_like, inputs.state_shape)
+        at, bounds = ctypes.addressof(inputs.call), inputs.keep[3]
+        plan = StepPlan(_entry("decode"), at, inputs.call, out_like, inputs.state_shape, bounds)
         _plans[name] = plan
     return plan
 

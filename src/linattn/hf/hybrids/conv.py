@@ -45,7 +45,7 @@ def causal_conv1d_update(
         out = mixer.conv_step(tokens[..., 0], conv_state, *wide, silu=activation in ("silu", "swish"))
         out = out if activation in SILU else ACT2FN[activation](out)
         return out if x.dim() == 2 else out.unsqueeze(-1)
-    state = conv_state[..., conv_state.shape[-1] - weight.shape[1] + 1 :]
+    state = conv_state[..., conv_state.shape[-1] - weight.shape[1] + 1 :].clone()  # autograd may keep it
     out = _convolve(tokens, weight, bias, activation, None, state)
     with torch.no_grad():
         conv_state.copy_(torch.cat([conv_state, tokens.to(conv_state.dtype)], -1)[..., -conv_state.shape[-1] :])

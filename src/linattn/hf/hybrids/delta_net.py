@@ -115,7 +115,7 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
     None where that call does not serve it.
     """
     states = states_of(own, cache, found.mixed.shape[0])
-    if not served_alone(kwargs) or cache.is_recording_past(own.layer_idx) or not states:
+    if not served_alone(own, kwargs) or cache.is_recording_past(own.layer_idx) or not states:
         return None
     held, state = states
     mixed, z, b, a = (x[:, 0] for x in found)
@@ -141,7 +141,7 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
 
 def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> bool:
     """Whether convolution, rule and norm are one native call: a prompt or a part of one, in float32."""
-    if found.mixed.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or own.conv1d.bias is not None:
+    if found.mixed.shape[1] < LEAST_TOKENS or not served_alone(own, kwargs) or own.conv1d.bias is not None:
         return False
     states = states_of(own, cache, found.mixed.shape[0])
     if states is None:
@@ -156,7 +156,10 @@ def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) 
 
 def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
     """The inputs of the output projection, (B, T, H, M); the cache moves on."""
-    z, past = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim), layer_past(own, cache, found.z.shape[0])
+    z, past = (
+        found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim),
+        layer_past(own, cache, found.z.shape[0]),
+    )
     if cache is not None:
         cache.update_conv_state(found.mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = LayerWeights(

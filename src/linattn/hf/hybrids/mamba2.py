@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines.native import available, mixer
+from ...engines.native import mixer
 from ...engines.native.plans import eligible
 from ...engines.native.scan_layer import ScanWeights, scan_layer
 from ..projections import project_scaled
@@ -30,24 +30,28 @@ class Mamba2Forward(EngineForward):
     def __call__(
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Any:
-        own = self.module
-        if attention_mask is None and _one_pass(own, hidden_states, cache_params, kwargs):
-            return _prompt(own, hidden_states, cache_params)
-        if hidden_states.shape[1] == 1 and cache_params is not None and attention_mask is None:
-            states = states_of(own, cache_params, hidden_states.shape[0])
-            if states and not cache_params.is_recording_past(own.layer_idx) and _served(own, hidden_states, *states):
-                return _one_token(own, hidden_states, *states)
+        own, alone = self.module, attention_mask is None and served_alone(self.module, kwargs)
+        states = states_of(own, cache_params, hidden_states.shape[0]) if alone else None
+        if states is not None and not hasattr(own.conv1d, "_hf_hook"):
+            if hidden_states.shape[1] >= LEAST_TOKENS and _one_pass(own, hidden_states, states):
+                if (rows := _float_rows(own, hidden_states)) is not None:
+                    return _prompt(own, rows, cache_params)
+            elif hidden_states.shape[1] == 1 and states and _served(own, hidden_states, *states):
+                recording = cache_params.is_recording_past(own.layer_idx)
+                if not recording and (rows := _float_rows(own, hidden_states)) is not None:
+                    return _one_token(own, rows.squeeze(1), *states)
         return super().__call__(hidden_states, cache_params, attention_mask, **kwargs)
 
 
-def _one_pass(own: Any, x: Tensor, cache: Any, kwargs: dict[str, Any]) -> bool:
+def _float_rows(own: Any, x: Tensor) -> Tensor | None:
+    """What the input projection makes of x; None if that is not for native code, as with a projection of another dtype."""
+    rows: Tensor = own.in_proj(x)
+    return rows if rows.dtype is torch.float32 and rows.stride(-1) == 1 and eligible(rows) else None
+
+
+def _one_pass(own: Any, x: Tensor, states: list[Tensor]) -> bool:
     """Whether convolution and scan are one native call: a prompt or a part of one, in float32."""
-    if x.shape[1] < LEAST_TOKENS or not served_alone(kwargs) or hasattr(own.conv1d, "_hf_hook"):
-        return False
-    states = states_of(own, cache, x.shape[0])
-    if states is None:
-        return False
-    weights = own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.in_proj.weight, own.norm.weight
+    weights = own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.norm.weight
     given = [x, *weights, *states, *([] if own.conv1d.bias is None else [own.conv1d.bias])]
     shaped = own.head_dim % STEP == 0 and own.ssm_state_size % STEP == 0 and own.conv_kernel_size in WIDTHS
     usual = (
@@ -56,10 +60,9 @@ def _one_pass(own: Any, x: Tensor, cache: Any, kwargs: dict[str, Any]) -> bool:
     return shaped and usual and all(y.dtype is torch.float32 for y in given) and eligible(*given)
 
 
-def _prompt(own: Any, hidden_states: Tensor, cache: Any) -> Tensor:
-    """(B, T, width) -> (B, T, width); the cache, if there is one, gets the states."""
-    batch, tokens, _ = hidden_states.shape
-    rows = own.in_proj(hidden_states)
+def _prompt(own: Any, rows: Tensor, cache: Any) -> Tensor:
+    """What the input projection made, (B, T, ..) -> (B, T, width); the cache, if there is one, gets the states."""
+    batch, tokens, _ = rows.shape
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
     past = layer_past(own, cache, batch, transposed=True)
     if cache is not None:
@@ -89,21 +92,21 @@ def _whole_rows(norm: Any) -> bool:
 
 
 def _served(own: Any, x: Tensor, held: Tensor, state: Tensor) -> bool:
-    tensors = x, held, state, own.conv1d.weight, own.A_log, own.dt_bias, own.D, own.in_proj.weight
-    if not available() or own.activation not in ("silu", "swish") or hasattr(own.conv1d, "_hf_hook"):
+    tensors = x, held, state, own.conv1d.weight, own.A_log, own.dt_bias, own.D
+    if own.activation not in ("silu", "swish"):
         return False
     wide = all(y.dtype is torch.float32 for y in tensors)
     return wide and eligible(*tensors) and state.is_contiguous() and held.stride(2) == 1
 
 
-def _one_token(own: Any, hidden_states: Tensor, held: Tensor, state: Tensor) -> Tensor:
-    """(B, 1, width) -> (B, 1, width); the states move on by one."""
-    batch = hidden_states.shape[0]
-    rows = own.in_proj(hidden_states).squeeze(1)
+def _one_token(own: Any, rows: Tensor, held: Tensor, state: Tensor) -> Tensor:
+    """What the input projection made, (B, ..) -> (B, 1, width); the states move on by one."""
+    batch = rows.shape[0]
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
     check_state(held, *mixed.shape)
     check_state(state, batch, own.num_heads, own.head_dim, own.ssm_state_size)
     weight, bias = own.conv1d.weight.squeeze(1), own.conv1d.bias
+    bias = None if bias is None else bias.contiguous()
     mixed = mixer.conv_step(mixed, held, weight.contiguous(), bias, silu=True)
     shared = own.n_groups * own.ssm_state_size
     x, B, C = mixed.split([own.intermediate_size, shared, shared], -1)
@@ -114,9 +117,9 @@ def _one_token(own: Any, hidden_states: Tensor, held: Tensor, state: Tensor) -> 
         -own.A_log.exp(),
         B.view(batch, own.n_groups, own.ssm_state_size),
         C.view(batch, own.n_groups, own.ssm_state_size),
-        own.D,
+        own.D.contiguous(),
         None,
-        own.dt_bias,
+        own.dt_bias.contiguous(),
         softplus=True,
     )
     out = own.norm(out.view(batch, 1, -1), gate.unsqueeze(1))

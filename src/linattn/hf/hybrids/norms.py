@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...engines import native
 from ...engines.native import mixer
 from ...engines.native.plans import eligible
+from ..replaced import is_hooked
 
 SUFFIX = "RMSNormGated"
 ACTIVATIONS = {"silu": False, "swish": False, "sigmoid": True}
@@ -44,7 +44,7 @@ class NormForward:
         given = (hidden_states, weight) if gate is None else (hidden_states, weight, gate)
         if not _served(hidden_states, gate) or not eligible(*given):
             return type(self.module).forward(self.module, hidden_states, gate)
-        weight = weight if weight.dtype is torch.float32 else weight.float()
+        weight = weight.float().contiguous()
         out = mixer.gated_norm(hidden_states, gate, weight, self.module.variance_epsilon, **self.options)
         falcon = hasattr(self.module, "norm_before_gate")  # which drops the dimension of a single token
         return out.squeeze(1) if falcon and out.dim() == 3 and out.shape[1] == 1 else out
@@ -53,8 +53,7 @@ class NormForward:
 def plain_options(norm: Any) -> dict[str, Any] | None:
     """Its options if NormForward serves this norm and computing it in another place changes nothing: no hook would miss it."""
     served = norm.__dict__.get("forward")
-    hooked = norm._forward_hooks or norm._forward_pre_hooks  # noqa: SLF001
-    return served.options if isinstance(served, NormForward) and not hooked else None
+    return served.options if isinstance(served, NormForward) and not is_hooked(norm) else None
 
 
 def _served(x: Tensor, gate: Tensor | None) -> bool:

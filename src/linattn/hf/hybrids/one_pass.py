@@ -17,9 +17,12 @@ STEP = 16  # head dims are multiples of it
 PACKED = ("seq_idx", "cu_seqlens", "cu_seq_lens_q")  # arguments that say where packed sequences begin
 
 
-def served_alone(kwargs: dict[str, Any]) -> bool:
-    """Whether each row of a batch is one sequence, which this process computes natively by itself."""
-    if not available() or routing.current() is not None:
+def served_alone(layer: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether each row of a batch is one sequence, which this process computes natively by itself, in the dtype of the layer
+    and without gradients of its weights."""
+    if not available() or routing.current() is not None or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in layer.parameters()):
         return False
     return all(kwargs.get(name) is None for name in PACKED)
 
