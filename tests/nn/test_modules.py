@@ -113,6 +113,50 @@ def test_what_has_no_linear_form_is_refused():
     ours.eval()(x, x, x)
 
 
+def test_is_causal_hides_no_other_mask():
+    ours, _ = pair()
+    x = tokens(2, 10, 16)
+    top_left = torch.nn.Transformer.generate_square_subsequent_mask(10, dtype=torch.float64)[:4]
+    eye, all_visible = torch.eye(10, dtype=torch.bool), torch.zeros(10, 10, dtype=torch.bool)
+    for query, mask in ((x[:, :4], top_left), (x, eye), (x, all_visible), (x, all_visible[:4])):
+        with pytest.raises(ValueError, match=rf"attn_mask of shape \({len(mask)}, 10\) that is not causal"):
+            ours(query, x, x, attn_mask=mask, is_causal=True)
+    last = ours(x, x, x, is_causal=True)[0][:, -1:]
+    assert_close(ours(x[:, -1:], x, x, attn_mask=all_visible[:1], is_causal=True)[0], last)
+    layers = TransformerEncoderLayer(16, 4, batch_first=True), TransformerDecoderLayer(16, 4, batch_first=True)
+    encoder, decoder = (layer.double() for layer in layers)
+    for call in (
+        lambda: encoder(x, src_mask=eye, is_causal=True),
+        lambda: decoder(x, x, tgt_mask=eye, tgt_is_causal=True),
+        lambda: decoder(x, x, memory_mask=eye, memory_is_causal=True),
+    ):
+        with pytest.raises(ValueError, match="that is not causal has no linear form"):
+            call()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_torchs_stacks_pass_their_masks_and_hints(training):
+    torch.manual_seed(0)
+    options = {"dim_feedforward": 20, "dropout": 0.0, "batch_first": True}
+    theirs = torch.nn.Transformer(16, 4, 2, 2, **options).double().train(training)
+    ours = swap(copy.deepcopy(theirs), kernel="softmax").train(training)
+    x, mask = tokens(2, 9, 16), torch.nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    for hints in ({}, {"src_is_causal": True, "tgt_is_causal": True, "memory_is_causal": True}):
+        masks = {"src_mask": mask, "tgt_mask": mask, "memory_mask": mask}
+        with torch.set_grad_enabled(training):
+            assert_close(ours(x, x, **masks, **hints), theirs(x, x, **masks, **hints), factor=100)
+
+
+def test_a_causal_mask_and_its_hint_break_no_graph():
+    torch._dynamo.reset()
+    ours, _ = pair(kernel="elu")
+    x, mask = tokens(2, 9, 16), torch.nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    compiled = torch.compile(
+        lambda x: ours(x, x, x, attn_mask=mask, is_causal=True)[0], fullgraph=True, backend="eager"
+    )
+    assert_close(compiled(x), ours(x, x, x, attn_mask=mask, is_causal=True)[0])
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_layers_are_torchs(norm_first, training):

@@ -12,7 +12,7 @@ from ..functional.attention import attention
 from ..functional.implied_attention import implied_attention
 from ..kernels import Kernel, KernelName, Softmax, resolve
 from ..states import State
-from .masks import is_causal_mask, key_mask_of
+from .masks import causal_by, key_mask_of
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -29,7 +29,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     - weights are the N x N matrix that a linear kernel avoids, so `need_weights` defaults to False (kernel="softmax" returns
       them by default, as torch does);
-    - `is_causal=True` needs no mask; an `attn_mask` must be causal, any other has no linear form and is refused;
+    - `is_causal=True` needs no mask; an `attn_mask` must be causal, any other has no linear form and is refused (in a
+      compiled graph, which cannot read masks, `is_causal=True` is trusted);
     - dropout of attention weights has no linear form and must be 0 in training;
     - `state` and `return_state` work as in `linattn.attention`;
     - checkpoints of torch's module load; those of this module also hold the kernel's tensors, if any.
@@ -98,7 +99,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         if routing.current() is not None:
             _refuse_over_shards(need_weights, attn_mask, is_causal)
-        is_causal = is_causal or is_causal_mask(attn_mask, query.shape[1], key.shape[1])
+        is_causal = causal_by(attn_mask, is_causal, query.shape[1], key.shape[1])
         key_mask = key_mask_of(key_padding_mask, key.shape[0], key.shape[1])
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
         k, v, key_mask = self._extend(k, v, key_mask)
