@@ -1,12 +1,13 @@
 """Kernels: features reproduce the similarity, exactly or on average; seeds, options and saving."""
 
+import copy
 import math
 
 import pytest
 import torch
 
 import linattn
-from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, tokens
+from conftest import DIM, KERNELS, SIGNED, assert_close, qkv, statistics, tokens
 from linattn import kernels
 from linattn.kernels.positive import optimal_exponent
 
@@ -234,6 +235,52 @@ def test_reprs_say_what_a_kernel_is():
         kernels.Trig(8, 4, temperature=2.0).extra_repr() == "dim=8, features=4, normalize=True, seed=0, temperature=2"
     )
     assert kernels.Elu().signature(0.5) == "Elu() scale=0.5"
+
+
+PRECONDITIONED = {
+    "positive": lambda p: kernels.Positive(DIM, 24, precondition=p),
+    "taylor": lambda p: kernels.Taylor(2, precondition=p),
+    "trig": lambda p: kernels.Trig(DIM, 24, normalize=False, precondition=p),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Trig.normalize=False. is for study")
+@pytest.mark.parametrize("name", PRECONDITIONED)
+def test_a_state_refuses_another_precondition(name):
+    make, inputs = PRECONDITIONED[name], qkv(20)
+    other = kernels.Precondition.from_samples(tokens(2, 50, DIM, seed=8), tokens(2, 50, DIM, seed=9))
+    made = [make(p) for p in (None, statistics(), other)]
+    assert len({kernel.signature() for kernel in made}) == 3
+    assert made[1].signature() == make(statistics()).signature() == copy.deepcopy(made[1]).float().signature()
+    _, state = linattn.attention(*inputs, kernel=made[1], is_causal=True, return_state=True, engine="torch")
+    for kernel in (made[0], made[2]):
+        with pytest.raises(ValueError, match="it cannot go on with"):
+            linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state)
+    before = made[2].signature()
+    made[2].load_state_dict(made[1].state_dict())
+    assert made[2].signature() == made[1].signature() != before
+    with torch.no_grad():
+        made[2].precondition.key_mean.add_(1)
+    assert made[2].signature() not in (made[1].signature(), before)
+
+
+def test_the_digest_of_a_precondition_is_worked_out_once(monkeypatch):
+    kernel = kernels.Taylor(2, precondition=statistics())
+    monkeypatch.setattr("hashlib.blake2b", None)
+    assert kernel.signature() == kernel.signature()
+
+
+def test_a_compiled_graph_knows_the_precondition():
+    torch._dynamo.reset()
+    kernel = kernels.Taylor(2, precondition=statistics())
+    kernel.load_state_dict({name: x + 1 for name, x in kernel.state_dict().items()})
+
+    def call(state, *inputs):
+        return linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state, return_state=True, engine="torch")
+
+    _, state = torch.compile(call, fullgraph=True, backend="eager")(None, *qkv(20))
+    assert state.kernel == kernel.signature()
+    call(state, *qkv(20))
 
 
 def test_learned_starts_as_the_identity_and_can_have_a_map_per_head():

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._projection import draw
 from .base import Kernel, softmax_similarity
 from .native_form import FeatureMap, NativeForm
-from .precondition import Precondition, prepare_key, prepare_query
+from .precondition import Precondition, named, prepare_key, prepare_query
 
 LOG2E = 1 / math.log(2)
 
@@ -122,7 +122,7 @@ class Positive(Kernel):
         parts = [f"dim={self.dim}, features={self.features}, orthogonal={self.orthogonal}"]
         parts += ["hyperbolic=True"] * self.hyperbolic
         parts += [f"optimal=True, mean_square={self.mean_square}"] * self.optimal
-        parts += [f"seed={self.seed}"]
+        parts += [f"seed={self.seed}", *named(self.precondition)]
         return ", ".join(parts)
 
 

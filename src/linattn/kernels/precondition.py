@@ -4,8 +4,10 @@ Three transformations leave exp(x.y) unchanged and reduce the variance of its fe
 (a factor per query), one from all queries (a factor per key), and x A^-T, y A for an invertible A.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ class Precondition(ConstantBuffers):
         query_mean, key_mean: (dim,) or (kv_heads, dim).
         query_covariance, key_covariance: (..., dim, dim), both or neither; together they give the balance A.
     """
+
+    _digest: str = ""
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class Precondition(ConstantBuffers):
             key_map, query_map = balance(query_covariance, key_covariance)
         self.register_buffer("key_map", key_map)  # A
         self.register_buffer("query_map", query_map)  # A^-T
+        self.digest()
+        self.register_load_state_dict_post_hook(_read_again)
 
     @classmethod
     def from_samples(
@@ -67,6 +73,25 @@ class Precondition(ConstantBuffers):
             return cls(*means)
         covariances = [_covariance(x) if per_head else _covariance(x)[0] for x in (query_rows, key_rows)]
         return cls(*means, *covariances)
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of the statistics, worked out again when they change.
+
+        In a compiled graph or under torch.func, where they cannot be read, it is the digest of the last look."""
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return self._digest
+        tensors = {name: x for name, x in self._buffers.items() if x is not None}
+        if any(type(x) is not Tensor or x.is_meta for x in tensors.values()):
+            return self._digest
+        now = [(x, 0 if x.is_inference() else x._version) for x in tensors.values()]  # noqa: SLF001
+        before = _LAST_LOOKS.get(self, [])
+        if len(now) != len(before) or any(x is not y or i != j for (x, i), (y, j) in zip(now, before, strict=True)):
+            found = hashlib.blake2b(digest_size=4)
+            for name, x in tensors.items():
+                found.update(f"{name} {tuple(x.shape)}".encode())
+                found.update(x.detach().resolve_neg().to("cpu", torch.float32).numpy().tobytes())
+            self._digest, _LAST_LOOKS[self] = found.hexdigest(), now
+        return self._digest
 
     def query(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """The changed query and the summand of its log-similarities that no key shares: q . key_mean."""
@@ -98,6 +123,19 @@ class Precondition(ConstantBuffers):
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.query_mean.shape)}, balanced={self.key_map is not None}"
+
+
+# The tensors of a precondition when its digest was worked out, and how often each had been changed.
+_LAST_LOOKS: WeakKeyDictionary[Precondition, list[tuple[Tensor, int]]] = WeakKeyDictionary()
+
+
+def _read_again(precondition: Precondition, _: object) -> None:
+    precondition.digest()
+
+
+def named(precondition: Precondition | None) -> list[str]:
+    """How a kernel names its precondition, in states among others."""
+    return [] if precondition is None else [f"precondition={precondition.digest()}"]
 
 
 def prepare_query(

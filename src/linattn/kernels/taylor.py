@@ -8,7 +8,7 @@ from torch import Tensor
 from . import _monomials
 from .base import Kernel
 from .native_form import FeatureMap, NativeForm
-from .precondition import Precondition, prepare_key, prepare_query
+from .precondition import Precondition, named, prepare_key, prepare_query
 
 
 class Taylor(Kernel):
@@ -79,4 +79,4 @@ class Taylor(Kernel):
         return (prepare_key if is_key else prepare_query)(self, x, scale, self.precondition)
 
     def extra_repr(self) -> str:
-        return f"order={self.order}"
+        return ", ".join([f"order={self.order}", *named(self.precondition)])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ._projection import draw
 from .base import Kernel, softmax_similarity
 from .native_form import FeatureMap, NativeForm
-from .precondition import Precondition, prepare_key, prepare_query
+from .precondition import Precondition, named, prepare_key, prepare_query
 
 
 class Trig(Kernel):
@@ -135,7 +135,7 @@ class Trig(Kernel):
 
     def extra_repr(self) -> str:
         text = f"dim={self.dim}, features={self.features}, normalize={self.normalize}, seed={self.seed}"
-        text += ", orthogonal=True" * self.orthogonal
+        text = ", ".join([text, *["orthogonal=True"] * self.orthogonal, *named(self.precondition)])
         if self.learn_temperature:
             return text + ", learn_temperature=True"
         return text if self.given_temperature == 1 else f"{text}, temperature={self.given_temperature:g}"
