@@ -101,6 +101,15 @@ def real(
 seed = whole(0, 2**32 - 1)  # what torch, numpy and scikit-learn all accept
 
 
+def words(given: str) -> str:
+    """An argparse type: a text to read. Bytes that are not UTF-8 arrive as characters that cannot be encoded."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be a text in UTF-8, got {given[:40]!r}") from None
+    return given
+
+
 def add_output(
     parser: argparse.ArgumentParser,
     flag: str,

@@ -94,6 +94,31 @@ def test_any_bytes(running, path, body, kind):
     check(running.post(path, content=body, headers={"Content-Type": kind}))
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "\ud800"}),
+        ("/v1/completions", {"prompt": "x", "stop": "\udfff"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a\ud800"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "model": "\ud800"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "\ud800": 1}),
+        ("/v1/states", {"text": "\ud800"}),
+        ("/v1/states", {"text": "x", "name": "\ud800"}),
+    ],
+)
+def test_text_that_is_not_unicode_is_refused(running, path, body):
+    answer = running.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "text that is not valid Unicode" in answer.json()["error"]["message"]
+
+
+def test_deep_nesting_is_refused(running):
+    for depth in range(850, 1010, 3):  # about the depth at which Python gives up
+        body = b'{"prompt":' + b"[" * depth + b"]" * depth + b"}"
+        answer = running.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+
+
 def test_it_still_answers(running):
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     assert running.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 3

@@ -90,3 +90,17 @@ def test_models_without_a_template_get_a_plain_one():
     plain.chat_template = None
     found = Prompts(plain).chat([{"role": "user", "content": "Hi"}])
     assert plain.decode(found.tokens) == "User: Hi\nAssistant:"
+
+
+def test_what_is_not_unicode_is_no_prompt():
+    prompts = Prompts(TOKENIZER)
+    message = {"role": "user", "content": "a \udcff"}
+    for call in (
+        lambda: prompts.text("a \udcff"),
+        lambda: prompts.tail("\ud800"),
+        lambda: prompts.document("\ud800"),
+        lambda: prompts.chat([message]),
+        lambda: prompts.continue_document([message]),
+    ):
+        with pytest.raises(PromptError, match="the text is not valid Unicode"):
+            call()

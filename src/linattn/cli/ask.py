@@ -4,7 +4,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from .._commandline import real, require, seed, whole
+from .._commandline import real, require, seed, whole, words
 from .models import HELP
 
 EXAMPLES = """examples:
@@ -17,7 +17,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("state", metavar="STATE", help="a file that `linattn read` wrote")
-    parser.add_argument("question", metavar="QUESTION", help="about the document")
+    parser.add_argument("question", type=words, metavar="QUESTION", help="about the document")
     parser.add_argument("--model", help=f"{HELP} (default: the one that read it)")
     parser.add_argument("--tokens", type=whole(), default=200, metavar="N", help="of the answer, at most")
     parser.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .._commandline import add_output, require, whole
+from .._commandline import add_output, require, whole, words
 from .._files import write_text
 from .models import HELP, check_model, load_model, read_text
 
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="layers to save, or to start with (default: the middle one)",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--text", metavar="TEXT", help="what the model reads first (default: a short story)")
+    source.add_argument(
+        "--text", type=words, metavar="TEXT", help="what the model reads first (default: a short story)"
+    )
     source.add_argument("--text-file", metavar="FILE", help="the same, from a file")
     parser.add_argument("--length", type=whole(2, 2048), default=2048, metavar="N", help="tokens of it at most")
     parser.add_argument(

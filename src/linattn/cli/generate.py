@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any
 
-from .._commandline import real, require, seed, whole
+from .._commandline import real, require, seed, whole, words
 from .model_options import add_nearfar_options, nearfar_choice
 from .models import HELP, add_dtype, check_model, load_model, read_text
 from .progress import progress
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help=HELP)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a text file")
-    source.add_argument("--prompt", metavar="TEXT", help="the prompt itself")
+    source.add_argument("--prompt", type=words, metavar="TEXT", help="the prompt itself")
     parser.add_argument("--tokens", type=whole(), default=200, metavar="N", help="how many to write")
     parser.add_argument(
         "--length", type=whole(), metavar="N", help="read only the prompt's first N tokens (default: all)"

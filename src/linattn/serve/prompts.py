@@ -19,7 +19,7 @@ class Prompt:
 
 
 class PromptError(ValueError):
-    """A conversation that the model's template cannot take."""
+    """A conversation that the model's template cannot take, or a text that no tokenizer can."""
 
 
 class Prompts:
@@ -105,10 +105,21 @@ class Prompts:
         """Tokens of a rendered text, which holds its special tokens already, and the token after each of the ends."""
         if not getattr(self._tokenizer, "is_fast", False):
             return Prompt(self._ids(text))
+        _check_unicode(text)
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         starts = [start for start, _ in found.offset_mapping]
         places = {starts.index(end) for end in ends if end in starts}
         return Prompt(list(found.input_ids), sorted(place for place in places if place > 0))
 
     def _ids(self, text: str, *, special: bool = False) -> list[int]:
+        _check_unicode(text)
         return [int(i) for i in self._tokenizer(text, add_special_tokens=special).input_ids]
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the text is not valid Unicode: character {error.start} is half of a surrogate pair."
+        ) from None

@@ -39,6 +39,14 @@ async def read_json(request: Request, schema: type[M]) -> M:
 
 
 def check(schema: type[M], content: dict[str, Any]) -> M:
+    """The content as the schema has it; ApiError if it is anything else, or holds text that no answer or tokenizer can take."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "the request holds text that is not valid Unicode: half of a surrogate pair."
+        raise ApiError(400, message, code="not_unicode") from None
+    except RecursionError:
+        raise ApiError(400, "the request is nested too deeply.", code="not_json") from None
     try:
         return schema.model_validate(content)
     except ValidationError as error:
