@@ -31,6 +31,7 @@ struct LayerBefore {
   Buffer<float> history, state;
   LayerBefore(const LayerShape& s, int64_t batch)
       : history(batch * (s.width - 1) * s.channels(), true), state(batch * s.heads * s.key_dim * s.dim, true) {}
+  /// Lets a call of either layer go on from it.
   template <class Call, class Layer>
   void give(const LayerShape& s, Call& c, Layer& layer) {
     c.state = state;
