@@ -113,12 +113,17 @@ def test_delta_layer_step(isa, key_heads, heads, dim, value_dim, width, held):
 
 
 def test_a_step_that_is_not_finite_keeps_the_state(isa):
+    """Of its own batch entry; the other one moves on as if it were alone."""
     _, _, steps, weights, conv_state, state = step_inputs(1, 2, 16, 16, 4, 4)
     delta_layer_step(*steps[0], weights, 1, conv_state, state)
-    before = state.clone()
+    before, expected = state.clone(), state[:1].clone()
+    alone = delta_layer_step(*(x[:1] for x in steps[1]), weights, 1, conv_state[:1].clone(), expected)
     steps[1][0][1, 40] = float("nan")
-    assert delta_layer_step(*steps[1], weights, 1, conv_state, state).isnan().all()
-    assert torch.equal(state, before)
+    out = delta_layer_step(*steps[1], weights, 1, conv_state, state)
+    assert out[1].isnan().all()
+    assert torch.equal(state[1], before[1])
+    near(out[:1], alone.double())
+    near(state[:1], expected.double())
 
 
 def test_a_token_that_is_not_finite_leaves_those_before_it(isa):
