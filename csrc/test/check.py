@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CLANG_TESTS = [
     *(f"native/test_{name}" for name in ("forward", "backward", "operators", "delta_rule", "decayed_sums", "scan")),
+    *(f"native/test_{name}" for name in ("layers", "mixer")),
     "nearfar/test_native",
     "nearfar/test_native_recall",
     "nearfar/test_native_training",
