@@ -104,7 +104,7 @@ EXPORT int32_t linattn_set_isa(int32_t level) {
   return has;
 }
 
-/// The two halves of a 128-bit product, combined: every bit of the result depends on all bits of both factors.
+/// The two halves of a 128-bit product, combined.
 static inline uint64_t fold(uint64_t a, uint64_t b) {
   __extension__ typedef unsigned __int128 Wide;
   const Wide product = Wide(a) * b;

@@ -138,7 +138,7 @@ EXPORT int32_t linattn_delta_layer_step(const DeltaLayerStep* s) {
     step_gates(*s, beta, log_decay);
     const DeltaCall rule = step_rule(*s, channels);
     const int32_t flags = step_entries(*s, rule, mixed, beta, log_decay, rows);
-    if (flags != NO_MEMORY) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
+    if (!(flags & NO_MEMORY)) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
     return flags;
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;

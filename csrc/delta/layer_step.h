@@ -47,7 +47,7 @@ inline DeltaCall step_rule(const DeltaLayerStep& s, int64_t channels) {
   return c;
 }
 
-/// out (B, H M) <- norm(x) norm_weight silu(gate), norm over each head of x (B, H, M), which may be `out`.
+/// out (B, H M) <- norm(x) norm_weight silu(gate), norm over each head of x (B, H, M).
 inline NormCall step_norm(const DeltaLayerStep& s, const float* x) {
   NormCall c;
   std::memset(&c, 0, sizeof c);

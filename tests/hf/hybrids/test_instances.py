@@ -61,6 +61,19 @@ def test_a_cache_of_another_batch_is_refused(family):
             model(tokens(3, count), use_cache=True, **{name: cache[name]})
 
 
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+def test_a_cache_of_other_heads_is_refused(family, count):
+    model = attach(build_hybrid(family))
+    with torch.no_grad():
+        out = model(tokens(2, 9), use_cache=True)
+        name = "cache_params" if "cache_params" in out else "past_key_values"
+        layer = out[name].layers[0]
+        layer.recurrent_states[0] = layer.recurrent_states[0][:, 1:].clone()
+        with pytest.raises(ValueError, match="another batch or another model"):
+            model(tokens(2, count), use_cache=True, **{name: out[name]})
+
+
 def test_threads_share_a_class_and_a_model():
     model, theirs, results = attach(build_hybrid("mamba2")), own("mamba2"), {}
     expected = {id(m): m.generate(tokens(1, 20), max_new_tokens=8, do_sample=False) for m in (model, theirs)}

@@ -1,5 +1,5 @@
 """Qwen's gated delta net with fewer copies than its modelling file makes: key heads are shared instead of repeated, gates are
-read where the projection left them, and one token takes a handful of calls."""
+read where the projection left them, and what is between the projections is one native call where it can be."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from .delta import delta_rule
 from .forward import EngineForward
 from .norms import plain_options
 from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
-from .state_checks import check_state
 
 CLASSES = {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen4ExpTextGatedDeltaNet"}
 
@@ -48,14 +47,16 @@ class DeltaNetForward(EngineForward):
         if attention_mask is not None:
             hidden_states = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
         found = _project(own, hidden_states)
-        if hidden_states.shape[1] == 1 and cache_params is not None:
-            stepped = _step(own, found, cache_params, kwargs)
+        sizes = hidden_states.shape[0], own.num_v_heads, own.head_k_dim, own.head_v_dim
+        states = states_of(own, cache_params, *sizes) if served_alone(own, kwargs) else None
+        if states and hidden_states.shape[1] == 1:
+            stepped = _step(own, found, cache_params, *states)
             if stepped is not None:
                 return own.out_proj(stepped.unsqueeze(1))
         found = found._replace(b=found.b.flatten(2), a=found.a.flatten(2))
+        if states is not None and _one_pass(own, found, states):
+            return own.out_proj(_rule_and_norm(own, found, cache_params, states).flatten(2))
         state = None if cache_params is None else cache_params.get_recurrent_state(own.layer_idx, state_idx=0)
-        if _one_pass(own, found, cache_params, kwargs):
-            return own.out_proj(_rule_and_norm(own, found, cache_params).flatten(2))
         mixed = _convolve(own, found.mixed.transpose(1, 2), cache_params, kwargs).transpose(1, 2)
         query, key, value = mixed.split([own.key_dim, own.key_dim, own.value_dim], -1)
         B, T, _ = hidden_states.shape
@@ -109,15 +110,13 @@ def _parts_first(heads: int, sizes: tuple[int, ...]) -> Tensor:
         return torch.cat([part.flatten() for part in places.split(list(sizes), -1)])
 
 
-def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> Tensor | None:
+def _step(own: Any, found: Projections, cache: Any, held: Tensor, state: Tensor) -> Tensor | None:
     """The inputs of the output projection, (B, H M), for one token after others, by one native call; the cache moves on.
 
     None where that call does not serve it.
     """
-    states = states_of(own, cache, found.mixed.shape[0])
-    if not served_alone(own, kwargs) or cache.is_recording_past(own.layer_idx) or not states:
+    if cache.is_recording_past(own.layer_idx):
         return None
-    held, state = states
     mixed, z, b, a = (x[:, 0] for x in found)
     weight, bias = own.conv1d.weight, own.conv1d.bias
     weights = StepWeights(weight, bias, own.A_log, own.dt_bias, own.norm.weight, own.norm.variance_epsilon)
@@ -131,20 +130,15 @@ def _step(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> T
         return None
     if b.stride() != a.stride() or held.shape[2] < weight.shape[2] - 1:
         return None
-    check_state(held, *mixed.shape)
-    check_state(state, mixed.shape[0], own.num_v_heads, own.head_k_dim, own.head_v_dim)
     weights = weights._replace(filters=weight.squeeze(1))
     out = delta_layer_step(mixed, b, a, z.flatten(1), weights, own.num_k_heads, held, state)
     cache.update_recurrent_state(state, own.layer_idx)
     return out
 
 
-def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) -> bool:
+def _one_pass(own: Any, found: Projections, states: list[Tensor]) -> bool:
     """Whether convolution, rule and norm are one native call: a prompt or a part of one, in float32."""
-    if found.mixed.shape[1] < LEAST_TOKENS or not served_alone(own, kwargs) or own.conv1d.bias is not None:
-        return False
-    states = states_of(own, cache, found.mixed.shape[0])
-    if states is None:
+    if found.mixed.shape[1] < LEAST_TOKENS or own.conv1d.bias is not None:
         return False
     given = [*found, own.conv1d.weight, own.A_log, own.dt_bias, own.norm.weight, *states]
     shaped = own.head_k_dim % STEP == 0 and own.head_v_dim % STEP == 0 and own.conv_kernel_size in WIDTHS
@@ -154,12 +148,10 @@ def _one_pass(own: Any, found: Projections, cache: Any, kwargs: dict[str, Any]) 
     return plain and normed and all(x.dtype is torch.float32 for x in given) and eligible(*given)
 
 
-def _rule_and_norm(own: Any, found: Projections, cache: Any) -> Tensor:
+def _rule_and_norm(own: Any, found: Projections, cache: Any, states: list[Tensor]) -> Tensor:
     """The inputs of the output projection, (B, T, H, M); the cache moves on."""
-    z, past = (
-        found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim),
-        layer_past(own, cache, found.z.shape[0]),
-    )
+    z = found.z.reshape(*found.z.shape[:2], own.num_v_heads, own.head_v_dim)
+    past = layer_past(states, own.conv_kernel_size)  # before the cache moves on
     if cache is not None:
         cache.update_conv_state(found.mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = LayerWeights(

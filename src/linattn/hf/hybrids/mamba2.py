@@ -1,4 +1,4 @@
-"""Mamba-2's layer: one token in four calls of the engine between the projections, a prompt in one."""
+"""Mamba-2's layer: one token in three calls of the engine between the projections, a prompt in one."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from ..projections import project_scaled
 from .forward import EngineForward
 from .norms import plain_options
 from .one_pass import LEAST_TOKENS, STEP, WIDTHS, layer_past, served_alone, states_of
-from .state_checks import check_state
 
 # Families whose layers are the same but for their names. Falcon-H1 has multipliers in between.
 CLASSES = {
@@ -31,11 +30,12 @@ class Mamba2Forward(EngineForward):
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> Any:
         own, alone = self.module, attention_mask is None and served_alone(self.module, kwargs)
-        states = states_of(own, cache_params, hidden_states.shape[0]) if alone else None
+        sizes = hidden_states.shape[0], own.num_heads, own.head_dim, own.ssm_state_size
+        states = states_of(own, cache_params, *sizes) if alone else None
         if states is not None and not hasattr(own.conv1d, "_hf_hook"):
             if hidden_states.shape[1] >= LEAST_TOKENS and _one_pass(own, hidden_states, states):
                 if (rows := _float_rows(own, hidden_states)) is not None:
-                    return _prompt(own, rows, cache_params)
+                    return _prompt(own, rows, cache_params, states)
             elif hidden_states.shape[1] == 1 and states and _served(own, hidden_states, *states):
                 recording = cache_params.is_recording_past(own.layer_idx)
                 if not recording and (rows := _float_rows(own, hidden_states)) is not None:
@@ -60,11 +60,11 @@ def _one_pass(own: Any, x: Tensor, states: list[Tensor]) -> bool:
     return shaped and usual and all(y.dtype is torch.float32 for y in given) and eligible(*given)
 
 
-def _prompt(own: Any, rows: Tensor, cache: Any) -> Tensor:
+def _prompt(own: Any, rows: Tensor, cache: Any, states: list[Tensor]) -> Tensor:
     """What the input projection made, (B, T, ..) -> (B, T, width); the cache, if there is one, gets the states."""
     batch, tokens, _ = rows.shape
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
-    past = layer_past(own, cache, batch, transposed=True)
+    past = layer_past(states, own.conv_kernel_size, transposed=True)  # before the cache moves on
     if cache is not None:
         cache.update_conv_state(mixed.transpose(1, 2), own.layer_idx, conv_kernel_size=own.conv_kernel_size)
     weights = ScanWeights(
@@ -103,8 +103,6 @@ def _one_token(own: Any, rows: Tensor, held: Tensor, state: Tensor) -> Tensor:
     """What the input projection made, (B, ..) -> (B, 1, width); the states move on by one."""
     batch = rows.shape[0]
     gate, mixed, dt = rows.split([own.intermediate_size, own.conv_dim, own.num_heads], -1)
-    check_state(held, *mixed.shape)
-    check_state(state, batch, own.num_heads, own.head_dim, own.ssm_state_size)
     weight, bias = own.conv1d.weight.squeeze(1), own.conv1d.bias
     bias = None if bias is None else bias.contiguous()
     mixed = mixer.conv_step(mixed, held, weight.contiguous(), bias, silu=True)

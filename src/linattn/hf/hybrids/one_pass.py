@@ -27,26 +27,26 @@ def served_alone(layer: Any, kwargs: dict[str, Any]) -> bool:
     return all(kwargs.get(name) is None for name in PACKED)
 
 
-def states_of(layer: Any, cache: Any, batch: int) -> list[Tensor] | None:
-    """The inputs that the convolution holds (B, channels, held) and the recurrent state; [] before the first token; None where
-    a cache has only one of them."""
+def states_of(layer: Any, cache: Any, batch: int, *sizes: int) -> list[Tensor] | None:
+    """The inputs that the convolution holds (B, channels, held) and the recurrent state (B, *sizes); [] before the first token;
+    None where a cache has only one of them."""
     if cache is None:
         return []
     both = cache.get_conv_state(layer.layer_idx, state_idx=0), cache.get_recurrent_state(layer.layer_idx, state_idx=0)
     found = [x for x in both if x is not None]
-    for x in found:
-        check_state(x, batch)
+    if len(found) == 2:
+        check_state(found[0], batch, layer.conv1d.weight.shape[0])
+        check_state(found[1], batch, *sizes)
     return None if len(found) == 1 else found
 
 
-def layer_past(layer: Any, cache: Any, batch: int, *, transposed: bool = False) -> LayerPast | None:
-    """What `states_of` found as the engine reads it, in memory of its own; None before the first token. transposed: the cache
-    holds (B, H, M, D) for the state."""
-    found = states_of(layer, cache, batch)
-    if not found:
+def layer_past(states: list[Tensor], width: int, *, transposed: bool = False) -> LayerPast | None:
+    """What `states_of` found as the engine reads it, in memory of its own; None before the first token. width: of the
+    convolution. transposed: the cache holds (B, H, M, D) for the state."""
+    if not states:
         return None
-    held, state = found
-    history = held[..., 1 - layer.conv_kernel_size :]
-    history = F.pad(history, (layer.conv_kernel_size - 1 - history.shape[-1], 0)).transpose(1, 2)
+    held, state = states
+    history = held[..., 1 - width :]
+    history = F.pad(history, (width - 1 - history.shape[-1], 0)).transpose(1, 2)
     state = state.mT if transposed else state
     return LayerPast(*(x.clone(memory_format=torch.contiguous_format) for x in (history, state)))
