@@ -5,11 +5,12 @@ import sys
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import linattn
 import warm_python
 from conftest import KERNELS, assert_close, qkv
-from linattn.engines import checkpointing
+from linattn.engines import checkpointing, native
 
 COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]
 # Every kernel in one of the two forms, two of them in both.
@@ -81,19 +82,36 @@ def test_compile_with_a_state_and_several_segments(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(checkpointing, "COMPILED_BUDGET", 2**13)
     kernel = KERNELS["positive"]()
-    first, second = qkv(70, grad=True), qkv(140, grad=True)
+    first, second = qkv(5, grad=True), qkv(70, grad=True)
 
     def call(state, *inputs):
         return linattn.attention(*inputs, kernel=kernel, is_causal=True, state=state, return_state=True)
 
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    out, _ = compiled(compiled(None, *first)[1], *second)
-    expected, _ = call(call(None, *first)[1], *second)
-    assert_close(out, expected)
+    _, before = call(None, *first)
+    results = [one(before, *second) for one in (torch.compile(call, fullgraph=True, backend="aot_eager"), call)]
+    grads = []
+    for out, after in results:
+        total = out.square().sum() + after.S.square().sum()
+        grads.append(torch.autograd.grad(total, (*first[1:], *second), retain_graph=True))
     for got, want in zip(
-        *(torch.autograd.grad(x.square().sum(), (*first, *second)) for x in (out, expected)), strict=False
+        *([out, after.S, *own] for (out, after), own in zip(results, grads, strict=True)), strict=True
     ):
         assert_close(got, want)
+
+
+@pytest.mark.skipif(not native.available(), reason="no native library")
+def test_one_compilation_serves_every_length():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+
+    def call(q, k, v):
+        return linattn.attention(q, k, v, kernel="elu", is_causal=True)
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for n in (70, 140, 300, 65, 64, 2):
+        inputs = qkv(n, dtype=torch.float32)
+        assert_close(compiled(*inputs), call(*inputs))
+    assert counter.frame_count == 2  # for the first length, and for any
 
 
 @pytest.mark.parametrize("name", [*COMPILED, "softmax"])
