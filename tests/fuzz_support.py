@@ -118,7 +118,7 @@ def cases(draw: st.DrawFn, kernel: str, *, self_attention: bool = False) -> Case
         ):  # refused by the native engine
             usable = ["auto"]
         calls.append(Call(tuple(lengths), own, draw(st.sampled_from(usable))))
-    batch = draw(st.sampled_from([(), (1,), (2,), (2,), (2, 1), (0,)]))
+    batch = draw(st.sampled_from([(), (1,), (1,), (2,), (2,), (2,), (2,), (2, 1), (2, 1), (0,)]))
     forget = draw(st.sampled_from([None, "log_decay", "gate"])) if linear and causal else None
     return Case(
         kernel=kernel,

@@ -2,24 +2,24 @@
 
 Kernels x forms (full, causal, cross lengths, groups of heads) x decay and gates x key masks x packing x splits into calls
 with a state x dtypes x engines; outputs, and gradients for a third of the cases. What is drawn, and the twin, are in
-tests/fuzz_support.py. CI draws the same cases every time. To look for more:
+tests/fuzz_support.py. CI draws the same cases every time, other ones for each kernel. To look for more:
 
     LINATTN_FUZZ=20 pytest tests/functional/test_fuzz.py        # 20 times as many cases, other ones each time
 """
 
 import os
+import zlib
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings
 
 import linattn
 from fuzz_support import KERNELS, TOLERANCE, Case, Expected, cases, cut, join, make_inputs, run, twin
 
 MORE = int(os.environ.get("LINATTN_FUZZ", "0"))
-CASES = 300  # of each kernel
+CASES = 200  # of each kernel
 settings.register_profile(
     "linattn-ci",
     max_examples=CASES * max(1, MORE),
@@ -49,11 +49,15 @@ def check_rows(case: Case, got: torch.Tensor, expected: Expected, largest: float
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@fuzzed
-@given(data=st.data())
-def test_a_call_equals_its_definition(name, data):
-    case = data.draw(cases(name))
-    kernel = KERNELS[name]()
+def test_a_call_equals_its_definition(name):
+    check = fuzzed(given(cases(name))(check_case))
+    if MORE == 0:
+        seed(zlib.crc32(name.encode()))(check)
+    check()
+
+
+def check_case(case: Case) -> None:
+    kernel = KERNELS[case.kernel]()
     inputs = make_inputs(case)
     outputs, expected = run(case, kernel, inputs), twin(case, kernel, inputs)
     largest = max(
@@ -99,11 +103,10 @@ POOLED = linattn.NearFar(window=6, slots=5, sinks=2, block=4)
 
 
 @fuzzed
-@given(data=st.data())
-def test_near_far_that_pools_is_the_same_however_it_is_split_and_packed(data):
+@given(cases("nearfar", self_attention=True))
+def test_near_far_that_pools_is_the_same_however_it_is_split_and_packed(drawn):
     """Pooling has no O(N^2) twin: each sequence by itself, in one call, stands for it. In float64, because rounding may
     decide which of two pairs of slots is merged."""
-    drawn = data.draw(cases("nearfar", self_attention=True))
     calls = tuple(replace(call, dtype=torch.float64, engine="torch") for call in drawn.calls)
     case = replace(drawn, calls=calls, gradients=False)
     inputs = make_inputs(case)

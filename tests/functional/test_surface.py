@@ -115,25 +115,33 @@ def test_a_masked_token_neither_writes_nor_decays(engine):
     assert_close(state.S * state.log_scale.exp()[..., None, None], left.S * left.log_scale.exp()[..., None, None])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_gate_of_one_has_its_gradient(engine):
+GATED = [
+    *((engine, "elu", normalize) for engine in ENGINES for normalize in (True, False)),
+    ("torch", "positive", False),
+]
+
+
+@pytest.mark.parametrize(("engine", "name", "normalize"), GATED)
+def test_a_gate_of_one_has_its_gradient(engine, name, normalize):
     """S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t in plain products, where a gate of 1 is nothing special."""
     query, key, value = (x[0, 0] for x in qkv(12, dtype=torch.float32))
     gate = torch.sigmoid(tokens(1, 12, seed=4, dtype=torch.float32))
     gate[0, [0, 1, 5, 11]] = 1.0
     ours, theirs = gate.clone().requires_grad_(), gate.double().requires_grad_()
-    phi_q, phi_k = (linattn.kernels.Elu().query_features(x.double()) for x in (query, key))
-    S, Z, rows = torch.zeros(DIM, 5).double(), torch.zeros(DIM).double(), []
+    kernel = KERNELS[name]()
+    phi_q, phi_k = kernel.query_features(query.double()), kernel.key_features(key.double())
+    S, Z, rows = torch.zeros(phi_k.shape[1], 5).double(), torch.zeros(phi_k.shape[1]).double(), []
     for t in range(12):
         S = theirs[0, t] * S + (1 - theirs[0, t]) * phi_k[t, :, None] * value[t]
         Z = theirs[0, t] * Z + (1 - theirs[0, t]) * phi_k[t]
         seen = t > 1  # the first two gates let nothing in
-        rows.append(phi_q[t] @ S / (phi_q[t] @ Z) if seen else torch.zeros(5).double())
-    options = {"kernel": "elu", "is_causal": True, "engine": engine}
+        rows.append(phi_q[t] @ S / (phi_q[t] @ Z if normalize else 1) if seen or not normalize else torch.zeros(5))
+    options = {"kernel": kernel, "is_causal": True, "engine": engine, "normalize": normalize}
     out, state = linattn.attention(query, key, value, gate=ours, return_state=True, **options)
-    expected = torch.stack(rows)
+    expected = torch.stack([row.double() for row in rows])
     assert_close(out, expected)
-    assert state.tokens.tolist() == [8]
+    assert bool((out[:2] == 0).all())
+    assert state.tokens.tolist() == [8] or not normalize
     got, want = torch.autograd.grad(out.sin().sum(), ours)[0], torch.autograd.grad(expected.sin().sum(), theirs)[0]
     assert torch.isfinite(got).all()
     assert_close(got, want, torch.float32, factor=10)

@@ -74,4 +74,7 @@ def _without_closed_gates(
     seen = (writes.cumsum(-1) > 0) | (before.tokens > 0).unsqueeze(-1)  # (B, H, S)
     first = (before.tokens > 0).unsqueeze(-1).expand(-1, -1, max(0, L - S))
     seen = torch.cat([first, seen[..., max(0, S - L) :]], -1).repeat_interleave(out.shape[1] // H, 1)
-    return out.masked_fill(~seen.unsqueeze(-1), 0), state
+    shown = out.masked_fill(~seen.unsqueeze(-1), 0)
+    if not call.normalize:  # such a row is 0, but it grows as soon as the gate opens: its gradient stays
+        shown = out + (shown - out).detach()
+    return shown, state
