@@ -18,7 +18,7 @@ def attend(
     cache = extend(call, key, value, state)
     key, value = cache.key, cache.value
     L, S = query.shape[-2], key.shape[-2]
-    gqa = query.shape[1] != key.shape[1]
+    gqa = bool(query.shape[1] != key.shape[1])  # torch.jit.trace makes tensors of sizes
     if S == 0:
         return query.new_zeros(*query.shape[:-1], value.shape[-1]), cache
     if call.key_mask is None and state is None and (not call.is_causal or L == S):

@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..engines.call import EngineName
 from ..engines.native import available
@@ -225,7 +226,7 @@ def _fast_path(
     return_state: bool,
 ) -> Tensor | tuple[Tensor, State] | None:
     """Calls without masks or gates that the native engine serves with little Python; None if the call is not eligible."""
-    if query.dim() != 4:
+    if query.dim() != 4 or isinstance(query, FakeTensor):  # whose sizes may be symbols, which cannot be looked up
         return None
     made = kernel if isinstance(kernel, Kernel) else CONSTANTS.get((kernel, query.shape[-1], query.device))
     if made is None:

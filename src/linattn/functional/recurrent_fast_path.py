@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ..engines.native import decayed_sums_bindings, delta_rule
 from ..engines.native.ffi import OVERFLOWED, library
-from ..engines.native.guards import guards_of
+from ..engines.native.guards import guards_of, unwatched
 from ..engines.native.output_pool import empty as pooled_empty
 from ..engines.native.plans import eligible
 from ..engines.native.step_plan import StepPlan
@@ -65,7 +64,7 @@ def decode(
         given = query, key, value, S, count, beta, log_decay
     setting = rule, beta is None, log_decay is None, options
     for entry in _guarded:
-        if entry.setting == setting and forward_ad._current_level < 0 and entry.guards.check(*given):
+        if entry.setting == setting and unwatched() and entry.guards.check(*given):
             plan, counts = entry.plan, entry.counts
             break
     else:
@@ -138,7 +137,7 @@ def prefill(tokens: Tokens, options: Options, state: object) -> tuple[Tensor, Re
     if not (math.isfinite(out.sum()) or bool(torch.isfinite(out).all())):
         return None
     T = query.shape[2]
-    count = torch.full(final.shape[:2], T) if state is None else state.tokens + T
+    count = torch.full(final.shape[:2], T, device=final.device) if state is None else state.tokens + T
     return out, RecurrentState("delta_rule", final, count)
 
 

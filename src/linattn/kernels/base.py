@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _is_tracing, _len_torch_dispatch_stack, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ._constants import ConstantBuffers
@@ -15,9 +16,23 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+# Modes that record the operators of torch, or run them without numbers: fake tensors, make_fx, functionalisation.
+_RECORDERS = tuple(getattr(_TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
+
+
+def is_recorded() -> bool:
+    """True while torch records its operators or imitates them: what reads or writes memory behind its back would be missing
+    from a graph of make_fx or torch.jit.trace, and tensors made meanwhile may have no memory."""
+    if _is_tracing():
+        return True
+    if not _len_torch_dispatch_stack():
+        return False
+    return any(_get_dispatch_mode(mode) is not None for mode in _RECORDERS)
+
+
 def is_plain(*tensors: Tensor) -> bool:
     """True if values can be read without a graph break, a functorch transform or a device sync."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_recorded():
         return False
     return all(x.device.type == "cpu" and not isinstance(x, FakeTensor) for x in tensors)
 

@@ -103,7 +103,7 @@ def attend_exact(
     if tokens.shape[2] == 0:
         return query.new_zeros(B, H, G, L, value.shape[-1])
     if group.scores.plain and valid is None and visible is None and (not is_causal or L == S):
-        out = scaled_dot_product_attention(x, key, value, is_causal=is_causal, scale=1.0, enable_gqa=G > 1)
+        out = scaled_dot_product_attention(x, key, value, is_causal=is_causal, scale=1.0, enable_gqa=bool(G > 1))
         return out.reshape(B, H, G, L, value.shape[-1])
     mask = torch.ones(L, S, dtype=torch.bool, device=x.device)
     mask = (mask.tril(S - L) if is_causal else mask).expand(B, 1, L, S)
@@ -112,7 +112,7 @@ def attend_exact(
     if valid is not None:
         mask = torch.cat([_rows(valid).expand(-1, -1, L, -1), mask], -1)
     if group.scores.plain:
-        out = scaled_dot_product_attention(x, key, value, attn_mask=mask, scale=1.0, enable_gqa=G > 1)
+        out = scaled_dot_product_attention(x, key, value, attn_mask=mask, scale=1.0, enable_gqa=bool(G > 1))
     else:
         logits = group.scores.logits(query.flatten(2, 3), key).unflatten(2, (G, L))
         out = logits.masked_fill(~mask.unsqueeze(1), HIDDEN).softmax(-1).flatten(1, 2) @ value.repeat_interleave(G, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...kernels.base import is_recorded
 from .ffi import MOST_GROUPS, library
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,6 +51,8 @@ def tensor_refusal(*tensors: Tensor) -> str | None:
         return "torch.func transforms need torch's own operators"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation needs torch's own operators"
+    if is_recorded():
+        return "fake tensors, make_fx and torch.jit.trace need torch's own operators"
     return None
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ...kernels.base import Kernel
@@ -14,7 +13,7 @@ from ...states.base import pack_of
 from ...states.linear import LinearState, Pack
 from .feature_maps import NativeMap
 from .ffi import STALE, LinearCall, library
-from .guards import guards_of
+from .guards import guards_of, unwatched
 from .output_pool import FLOATS
 from .plans import find, fixed_call, known_kernels, remember, usable
 
@@ -92,7 +91,7 @@ def _guarded_plan(
     if is_compiling():  # asked first: torch.compile cannot look a kernel that the graph makes up by its id
         return None
     known = known_kernels.get(id(kernel))
-    if known is None or forward_ad._current_level >= 0 or known.kernel() is not kernel:
+    if known is None or not unwatched() or known.kernel() is not kernel:
         return None
     changes, checksum = known.stamp
     if changes != kernel.changes:

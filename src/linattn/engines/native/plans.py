@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, get_num_threads, is_grad_enabled, strided
-from torch._C import _are_functorch_transforms_active
+from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from ...kernels.base import Kernel
+from ...kernels.base import Kernel, is_recorded
 from ...states import finite
 from ...states.base import pack_of
 from ...states.layout import check_values
@@ -84,6 +84,8 @@ def _forget(number: int, ref: weakref.ref[Kernel]) -> None:
 def eligible(*tensors: Tensor) -> bool:
     """Whether these are plain numbers in memory and no graph, gradient or transform is wanted."""
     if is_compiling() or _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    if (_len_torch_dispatch_stack() or _is_tracing()) and is_recorded():
         return False
     grad = is_grad_enabled()
     for x in tensors:  # any() would take as long as all the rest
