@@ -232,8 +232,9 @@ def _written(layer: Any, key: Tensor, value: Tensor, mask: Tensor | None) -> tup
             "not known here. Use a DynamicCache or a linattn.hf.StateCache with this model."
         )
     tokens = int(layer.get_seq_length())
-    if mask is not None and mask.dim() == 2 and bool(mask.all()):
-        mask = None  # transformers always makes one for static caches
+    if mask is not None and mask.dim() == 2:
+        mask = mask[:, :tokens]  # BLOOM's is as wide as the cache
+        mask = None if bool(mask.all()) else mask  # transformers always makes one for static caches
     return key[:, :, :tokens], value[:, :, :tokens], mask
 
 
