@@ -57,3 +57,12 @@ def test_convolution_and_its_update(theirs, held):
     expected = unwrapped(theirs.causal_conv1d_update)(x[..., :1], state, weight, bias, "silu")
     close(conv.causal_conv1d_update(x[..., :1], mine, weight, bias, "silu"), expected, 1e-5)
     assert torch.equal(mine, state)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_state_shorter_than_the_convolution_is_refused(tokens):
+    """Native code would read beyond it; transformers' own convolution has no output for it either."""
+    named = {name: x.float() for name, x in conv_inputs(2, 20, tokens, 4, channels_last=True).items()}
+    state = torch.zeros(2, 20, 2)
+    with pytest.raises(ValueError, match="holds 2 inputs of a convolution that reaches back 3"):
+        conv.causal_conv1d_update(named["x"], state, named["weight"], named["bias"], "silu")

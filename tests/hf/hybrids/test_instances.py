@@ -74,6 +74,19 @@ def test_a_cache_of_other_heads_is_refused(family, count):
             model(tokens(2, count), use_cache=True, **{name: out[name]})
 
 
+@pytest.mark.parametrize(("family", "recording"), [("kimi_linear", True), ("mamba2", False)])
+def test_a_short_prompt_that_a_cache_recorded_is_refused_where_its_history_is_too_short(family, recording):
+    """As by transformers, whose convolution fails then; native code would read beyond the state."""
+    model = attach(build_hybrid(family))
+    cache = transformers.DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    name = "cache_params" if family == "mamba2" else "past_key_values"
+    logits(model, tokens(2, 2), use_cache=True, **{name: cache})
+    cache.layers[0].record_past = recording
+    with pytest.raises(ValueError, match="it recorded a shorter prompt"):
+        logits(model, tokens(2, 1), use_cache=True, **{name: cache})
+
+
 def test_threads_share_a_class_and_a_model():
     model, theirs, results = attach(build_hybrid("mamba2")), own("mamba2"), {}
     expected = {id(m): m.generate(tokens(1, 20), max_new_tokens=8, do_sample=False) for m in (model, theirs)}

@@ -40,6 +40,7 @@ def causal_conv1d_update(
     then holds the last inputs."""
     tokens = x.unsqueeze(-1) if x.dim() == 2 else x
     check_state(conv_state, *tokens.shape[:2])
+    _check_held(conv_state, weight.shape[1] - 1)
     if _one_step(tokens, conv_state, weight, bias):
         wide = weight.float().contiguous(), None if bias is None else bias.float().contiguous()
         out = mixer.conv_step(tokens[..., 0], conv_state, *wide, silu=activation in ("silu", "swish"))
@@ -52,9 +53,18 @@ def causal_conv1d_update(
     return out.squeeze(-1) if x.dim() == 2 else out
 
 
+def _check_held(conv_state: Tensor, needed: int) -> None:
+    """Raises for a state that is shorter than the convolution reaches back: native code would read beyond it."""
+    if conv_state.shape[-1] < needed:
+        raise ValueError(
+            f"the cache holds {conv_state.shape[-1]} inputs of a convolution that reaches back {needed}: it recorded a shorter "
+            f"prompt. Give it {needed} tokens or more at first, or no activate_past_recording()."
+        )
+
+
 def _one_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the native update by one token serves the call."""
-    if x.shape[2] != 1 or state.dtype is not x.dtype or state.stride(2) != 1 or state.shape[2] < weight.shape[1] - 1:
+    if x.shape[2] != 1 or state.dtype is not x.dtype or state.stride(2) != 1:
         return False
     given = (x, state, weight) if bias is None else (x, state, weight, bias)
     return rule_refusal(*given) is None and eligible(*given) and state.shape[2] > 0

@@ -96,7 +96,8 @@ def _served(own: Any, x: Tensor, held: Tensor, state: Tensor) -> bool:
     if own.activation not in ("silu", "swish"):
         return False
     wide = all(y.dtype is torch.float32 for y in tensors)
-    return wide and eligible(*tensors) and state.is_contiguous() and held.stride(2) == 1
+    whole = state.is_contiguous() and held.stride(2) == 1 and held.shape[2] >= own.conv_kernel_size - 1
+    return wide and eligible(*tensors) and whole
 
 
 def _one_token(own: Any, rows: Tensor, held: Tensor, state: Tensor) -> Tensor:
