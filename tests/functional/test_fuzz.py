@@ -39,9 +39,11 @@ def tolerance(case: Case) -> float:
 def check_rows(case: Case, got: torch.Tensor, expected: Expected, largest: float) -> None:
     """Each row within its tolerance; rows whose denominator is lost in rounding are left out."""
     assert got.shape == expected.rows.shape
-    assert bool(got.isfinite().all())
+    within = expected.rows.abs() < torch.finfo(got.dtype).max  # sums that are not divided may be beyond float16
+    assert bool((got.isfinite() | ~within).all())
+    got = torch.where(within, got.double(), expected.rows)
     allowed = tolerance(case) * expected.condition * max(largest, 1e-30)
-    error = (got.double() - expected.rows).abs().amax(-1) if got.numel() else torch.zeros(())
+    error = (got - expected.rows).abs().amax(-1) if got.numel() else torch.zeros(())
     wrong = (error > allowed) & (tolerance(case) * expected.condition < 0.05)
     assert not wrong.any(), (
         f"off by {error[wrong].max():.3g}, allowed {allowed[wrong].min():.3g}, rows {wrong.nonzero()}"

@@ -66,8 +66,7 @@ def _without_closed_gates(
     """
     writes = call.writes
     assert writes is not None
-    count = count_written(key, call.key_mask, writes)
-    state = dataclasses.replace(state, tokens=before.tokens + count)
+    state = _without_residue(state, before.tokens + count_written(key, call.key_mask, writes))
     if call.key_mask is not None:
         writes = writes & call.key_mask.unsqueeze(1)
     L, S, H = out.shape[2], key.shape[2], key.shape[1]
@@ -78,3 +77,14 @@ def _without_closed_gates(
     if not call.normalize:  # such a row is 0, but it grows as soon as the gate opens: its gradient stays
         shown = out + (shown - out).detach()
     return shown, state
+
+
+def _without_residue(state: LinearState, tokens: Tensor) -> LinearState:
+    """The state with these counts. Sums without a token are 0: a later row that sees nothing else must not read them.
+
+    Their gradients stay.
+    """
+    nothing = tokens == 0
+    S = torch.where(nothing[..., None, None], state.S - state.S.detach(), state.S)
+    Z = torch.where(nothing[..., None], state.Z - state.Z.detach(), state.Z)
+    return dataclasses.replace(state, S=S, Z=Z, tokens=tokens)
