@@ -12,6 +12,9 @@ SOURCES := CMakeLists.txt $(wildcard cmake/*.cmake) $(filter-out csrc/test/%,$(C
 # cmake and ninja of the virtual environment, for pip and for CMake's presets.
 export PATH := $(abspath $(BIN)):$(PATH)
 
+# Where a machine forbids it, every process of the tests would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test native lint sanitize sanitize-threads check-clang check-neon bench figures docs format clean
 
 help:

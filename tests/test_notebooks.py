@@ -36,7 +36,7 @@ def jupyter(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("COURSE_STEPS", "90")  # at most, of every training; a reader's take minutes
+        patch.setenv("COURSE_STEPS", "120")  # at most, of every training; a reader's take minutes
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         manager = jupyter_client.KernelManager(kernel_name="python3")
         manager.start_kernel(cwd=str(FOLDER))
