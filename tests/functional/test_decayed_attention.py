@@ -91,3 +91,18 @@ def test_features_with_log_weights_take_a_decay_for_each_head_only():
     q, k, v, log_decay, _ = draw(9, 9, "channel", False)
     with pytest.raises(ValueError, match="come with log-weights: pass log_decay for each head"):
         linattn.attention(q, k, v, kernel="positive", is_causal=True, log_decay=log_decay, enable_gqa=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["identity", "taylor", "learned"])
+def test_autocast_narrows_neither_features_nor_sums(name, causal):
+    kernel = linattn.kernels.Learned(4, 8) if name == "learned" else name
+    tokens = [torch.randn(1, 2, 30, 4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    options = {"kernel": kernel, "normalize": False, "is_causal": causal, "return_state": True}
+    expected, after = linattn.attention(*tokens, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, state = linattn.attention(*tokens, **options)
+        _, unread = linattn.attention(tokens[0][:, :, :0], *tokens[1:], **options)
+    assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(state.S, after.S, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(unread.S, after.S, rtol=1e-5, atol=1e-5)

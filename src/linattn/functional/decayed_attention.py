@@ -6,6 +6,7 @@ the denominator.
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -98,7 +99,13 @@ def decode(
 
 
 def attend(arguments: Arguments) -> Tensor | tuple[Tensor, State]:
-    """The output, and the state with return_state."""
+    """The output, and the state with return_state. Autocast is disabled inside: it would narrow the features and sums."""
+    device = arguments.query.device.type
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        return _attend(arguments)
+
+
+def _attend(arguments: Arguments) -> Tensor | tuple[Tensor, State]:
     query, key, value = arguments.query, arguments.key, arguments.value
     batch = checks.check_inputs(query, key, value, arguments.enable_gqa)
     checks.check_dropout(arguments.dropout_p)
