@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import linattn
 from conftest import assert_close, tokens
@@ -83,6 +84,19 @@ def test_streaming_a_module():
     first, _, state = ours(x[:, :12], x[:, :12], x[:, :12], is_causal=True, return_state=True)
     rest, _ = ours(x[:, 12:], x[:, 12:], x[:, 12:], is_causal=True, state=state)
     assert_close(torch.cat([first, rest], 1), whole)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "elu"])
+@pytest.mark.parametrize("setting", ["bias_kv", "zero_attn", "both"])
+def test_a_stream_has_the_added_tokens_once(kernel, setting):
+    module = pair(kernel, **SETTINGS[setting])[0]
+    x = tokens(2, 9, 16)
+    first, _, state = module(*[x[:, :4]] * 3, is_causal=True, return_state=True)
+    second, weights, _ = module(*[x[:, 4:]] * 3, is_causal=True, state=state, return_state=True)
+    assert_close(torch.cat([first, second], 1), module(x, x, x, is_causal=True)[0])
+    assert weights is None  # they would leave out the keys before the state
+    with pytest.raises(ValueError, match="would leave out the keys before it"):
+        module(*[x[:, 4:]] * 3, is_causal=True, state=state, need_weights=True)
 
 
 def test_state_dicts_are_torchs():
@@ -241,6 +255,32 @@ def test_a_swapped_model_trains():
     loss = model(tokens(2, 9, 16)).square().mean()
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_swap_finds_a_layer_in_all_its_places():
+    shared = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    model = torch.nn.ModuleDict({"first": shared, "second": shared})
+    swap(model, kernel="elu")
+    assert isinstance(model["first"], MultiheadAttention)
+    assert model["second"] is model["first"]
+
+
+def test_swap_keeps_hooks_and_buffers():
+    """Pruning computes a weight from a parameter and a buffer in a hook: without it the weight would never change again."""
+    model = torch.nn.Sequential(torch.nn.MultiheadAttention(16, 4, batch_first=True))
+    prune.random_unstructured(model[0], "in_proj_weight", 0.5)
+    seen = []
+    handle = model[0].register_forward_hook(lambda *_: seen.append(1))
+    x, theirs = tokens(2, 5, 16, dtype=torch.float32), model[0]
+    swap(model, kernel="softmax")
+    with torch.no_grad():
+        theirs.in_proj_weight_orig.mul_(3)
+    assert_close(model[0](x, x, x)[0], theirs(x, x, x)[0])
+    assert len(seen) == 2
+    handle.remove()
+    model[0](x, x, x)
+    assert len(seen) == 2
+    assert set(model[0].state_dict()) == set(theirs.state_dict())
 
 
 def test_swap_refuses_attention_dropout_and_leaves_the_model_alone():

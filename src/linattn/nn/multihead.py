@@ -32,7 +32,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     - `is_causal=True` needs no mask; an `attn_mask` must be causal, any other has no linear form and is refused (in a
       compiled graph, which cannot read masks, `is_causal=True` is trusted);
     - dropout of attention weights has no linear form and must be 0 in training;
-    - `state` and `return_state` work as in `linattn.attention`;
+    - `state` and `return_state` work as in `linattn.attention`; a call that goes on from a state has no weights;
     - checkpoints of torch's module load; those of this module also hold the kernel's tensors, if any.
 
     Args:
@@ -89,8 +89,13 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"attention dropout (here {self.dropout}) drops single weights, which a linear kernel never forms: "
                 "set dropout=0 on the module and put dropout on its output instead."
             )
-        if need_weights is None:  # over shards no process has all keys
-            need_weights = isinstance(self.kernel, Softmax) and routing.current() is None
+        if need_weights is None:  # over shards no process has all keys, and after a state nobody has those before it
+            need_weights = isinstance(self.kernel, Softmax) and routing.current() is None and state is None
+        if need_weights and state is not None:
+            raise ValueError(
+                "need_weights: the weights of a call that goes on from a state would leave out the keys before it: call the "
+                "module on all tokens to see them."
+            )
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -102,7 +107,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal = causal_by(attn_mask, is_causal, query.shape[1], key.shape[1])
         key_mask = key_mask_of(key_padding_mask, key.shape[0], key.shape[1])
         q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
-        k, v, key_mask = self._extend(k, v, key_mask)
+        if state is None:  # else they are in the state
+            k, v, key_mask = self._extend(k, v, key_mask)
         options: dict[str, Any] = {"kernel": self.kernel, "is_causal": is_causal, "key_mask": key_mask}
         new_state: State | None = None
         if return_state:

@@ -1,5 +1,6 @@
 """Replacing the attention of an existing model, with shared weights."""
 
+import copy
 from collections.abc import Callable
 
 from torch import nn
@@ -33,7 +34,11 @@ def swap(model: nn.Module, kernel: Choice) -> nn.Module:
             return model
         _refuse_dropout("the module", model)
         return swapped(model, chosen)
-    found = [(name, module) for name, module in model.named_modules() if type(module) is nn.MultiheadAttention]
+    found = [
+        (name, module)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module) is nn.MultiheadAttention
+    ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no torch.nn.MultiheadAttention to swap.")
     choices = [
@@ -41,9 +46,12 @@ def swap(model: nn.Module, kernel: Choice) -> nn.Module:
     ]
     for name, module, _ in choices:
         _refuse_dropout(name, module)
+    made: dict[tuple[nn.Module, Kernel | KernelName], MultiheadAttention] = {}  # a layer in several places stays one
     for name, module, chosen in choices:
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, swapped(module, chosen))
+        if (module, chosen) not in made:
+            made[module, chosen] = swapped(module, chosen)
+        setattr(model.get_submodule(parent), child, made[module, chosen])
     for part in model.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False  # nested tensors belong to the softmax path that is no longer there
@@ -51,14 +59,12 @@ def swap(model: nn.Module, kernel: Choice) -> nn.Module:
 
 
 def swapped(module: nn.MultiheadAttention, kernel: Kernel | KernelName) -> MultiheadAttention:
-    """One module with a kernel, on the parameters of another."""
+    """One module with a kernel, on the parameters, buffers and hooks of another."""
     new = MultiheadAttention.__new__(MultiheadAttention)
     nn.Module.__init__(new)
-    new.__dict__.update({name: value for name, value in module.__dict__.items() if name not in new.__dict__})
-    new.training = module.training
-    for name, parameter in module._parameters.items():
-        new.register_parameter(name, parameter)
-    new.out_proj = module.out_proj
+    new.__dict__.update(module.__dict__)  # with the dictionaries of hooks themselves, so that handles remove from both
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_load_state_dict_pre_hooks"):
+        new.__dict__[name] = copy.copy(module.__dict__[name])  # the kernel comes to some of them
     new.take(kernel)
     return new
 
