@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from linattn import hf
 from linattn.serve.jobs import Delta, Failed, Finished, Progress
@@ -90,6 +90,19 @@ def tokenizer():
     found = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=SPECIAL[0])
     found.chat_template = TEMPLATE
     return found
+
+
+def spaced_tokenizer():
+    """As Llama 2's: words with the space before them, bytes as <0xE9>, a token that begins every text."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "▁world"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.add_special_tokens(["<s>", "</s>"])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
 
 
 def build(family="llama", dtype=torch.float64, **changes):

@@ -157,6 +157,56 @@ def test_a_step_that_fails_ends_its_jobs_and_not_the_server():
     assert after.texts == expected.texts
 
 
+def test_an_answer_without_numbers_fails_alone():
+    made = service(model())
+    read, text = made.model.read, text_of(0, 50)
+
+    def broken(cache, ids, position):
+        logits = read(cache, ids, position)
+        return logits * float("nan") if len(ids) < 10 else logits
+
+    made.model.read = broken
+
+    async def main():
+        whole, *wrong = await asyncio.gather(
+            run_job(made, text), *(run_job(made, "short", answers=n) for n in (1, 2)), return_exceptions=True
+        )
+        return whole, wrong, made.engine.load
+
+    try:
+        whole, wrong, load = running(made, main)
+    finally:
+        made.model.read = read
+    assert ["logits are not finite" in str(error) for error in wrong] == [True, True]
+    assert load == 0
+    assert whole.texts == run_all(service(model()), lambda made: run_job(made, text))[0].texts
+
+
+@pytest.mark.parametrize(("name", "answers"), [("compact", 0), ("fork", 3)])
+def test_a_failure_at_the_end_of_a_prompt_is_told(name, answers, monkeypatch):
+    """As when there is no memory for the copies of its state."""
+    made = service(model())
+    monkeypatch.setattr(made.engine, "_keep", lambda *_, **__: None)
+
+    def broken(_):
+        raise MemoryError
+
+    monkeypatch.setattr(f"linattn.serve.engine.caches.{name}", broken)
+
+    async def main():
+        with pytest.raises(ApiError, match="the model failed: MemoryError"):
+            await asyncio.wait_for(run_job(made, "text", answers=answers), 10)
+
+    running(made, main)
+
+
+def test_an_answer_whose_state_cannot_be_stored_is_whole(monkeypatch):
+    made = service(model())
+    monkeypatch.setattr(made.engine, "_comes_back", lambda _: 1 / 0)
+    found = running(made, lambda: asyncio.wait_for(run_job(made, text_of(0, 50)), 10))
+    assert found.texts == run_all(service(model()), lambda made: run_job(made, text_of(0, 50)))[0].texts
+
+
 def test_stop_texts_lengths_and_the_end_token():
     made = service(model())
     plain = run_all(made, lambda made: run_job(made, text_of(3, 40), max_tokens=30))[0]

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linattn.serve.answers import ChatForm, CompletionForm, Usage
+from linattn.serve.jobs import Delta
 from linattn.serve.prompts import PromptError, Prompts
-from linattn.serve.sampling import Sampler, SamplingOptions
+from linattn.serve.sampling import Choice, NotFiniteError, Sampler, SamplingOptions
 from linattn.serve.text import TextStream
-from serve_support import tokenizer
+from serve_support import spaced_tokenizer, tokenizer
 
 TOKENIZER = tokenizer()
 
@@ -40,6 +42,56 @@ def test_tokens_are_drawn_with_their_probabilities(temperature, top_p):
     counts = torch.bincount(torch.tensor([sampler.choose(logits).token for _ in range(4000)]), minlength=6)
     assert (counts / 4000 - expected).abs().max() < 0.03
     assert counts[expected == 0].sum() == 0
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-308, 5e-324])
+def test_the_lower_the_temperature_the_likelier_the_token(temperature, top_p):
+    sampler = Sampler(SamplingOptions(1, temperature=temperature, top_p=top_p, seed=0))
+    assert {sampler.choose(torch.tensor([1.0, 3.0, 2.5, -1.0])).token for _ in range(5)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_no_token_is_chosen_from_what_is_no_number(wrong, temperature):
+    sampler = Sampler(SamplingOptions(1, temperature=temperature, seed=0))
+    with pytest.raises(NotFiniteError, match="the model's logits are not finite"):
+        sampler.choose(torch.tensor([1.0, wrong, 2.5]))
+
+
+def scored(form, tokens):
+    """The log-probabilities of an answer of these tokens, each with all of them as the likeliest."""
+    top = tuple((token, -1.0 - i) for i, token in enumerate(tokens))
+    form.add(Delta(0, "", tuple(Choice(token, -0.5, top) for token in tokens), "length"))
+    return form.whole(1, Usage(1))["choices"][0]["logprobs"]
+
+
+def test_parts_of_a_character_have_their_own_bytes_names_and_places():
+    text = "a漢é!"
+    tokens = TOKENIZER(text, add_special_tokens=False).input_ids
+    chat = scored(ChatForm("x", "tiny", TOKENIZER), tokens)["content"]
+    assert bytes(byte for entry in chat for byte in entry["bytes"]).decode() == text
+    plain = scored(CompletionForm("x", "tiny", TOKENIZER), tokens)
+    assert plain["tokens"][:2] == ["a", "bytes:\\xe6"]
+    assert plain["text_offset"] == [0, 1, 1, 1, 2, 2, 3]
+    assert list(plain["top_logprobs"][0].values()) == [-1.0 - i for i in range(7)]  # none hides another
+    spaced = spaced_tokenizer()
+    fallback = scored(ChatForm("x", "tiny", spaced), [3 + 0xC3, 3 + 0xA9])["content"]
+    assert [entry["bytes"] for entry in fallback] == [[0xC3], [0xA9]]
+
+
+def test_an_answer_keeps_the_space_between_it_and_the_text_before():
+    spaced = spaced_tokenizer()
+    stream = TextStream(spaced, before=spaced("Hello").input_ids)
+    world = spaced.convert_tokens_to_ids("▁world")
+    assert [stream.push(world), stream.push(world), stream.flush()] == [" world", " world", ""]
+    assert TextStream(spaced).push(world) == "world"  # of a turn of its own
+    prompts = Prompts(spaced)
+    assert prompts.text("Hello").goes_on
+    assert prompts.tail("Hello").goes_on
+    assert not prompts.chat([{"role": "user", "content": "Hello"}]).goes_on
+    half = TextStream(TOKENIZER, before=TOKENIZER("é", add_special_tokens=False).input_ids[:1])
+    assert half.push(TOKENIZER("x", add_special_tokens=False).input_ids[0]) == "x"
 
 
 @settings(max_examples=100, deadline=None)
@@ -90,6 +142,14 @@ def test_models_without_a_template_get_a_plain_one():
     plain.chat_template = None
     found = Prompts(plain).chat([{"role": "user", "content": "Hi"}])
     assert plain.decode(found.tokens) == "User: Hi\nAssistant:"
+    starts = spaced_tokenizer()  # and the token that begins a text, which a template would have
+    message = {"role": "user", "content": "Hello"}
+    prompts = Prompts(starts)
+    for begun in (prompts.chat([message]), prompts.read_messages([message]), prompts.document("Hello")):
+        assert begun.tokens[0] == starts.bos_token_id
+        assert begun.tokens.count(starts.bos_token_id) == 1
+    assert starts.bos_token_id not in prompts.continue_document([message]).tokens
+    assert starts.bos_token_id not in prompts.continue_messages([message], [message]).tokens
 
 
 def test_what_is_not_unicode_is_no_prompt():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from .jobs import Delta
 from .sampling import Choice
+from .token_texts import Offsets, TokenTexts
 
 
 @dataclass
@@ -43,11 +44,11 @@ class _Base:
 
     def __init__(self, name: str, model: str, tokenizer: Any):
         self._head = {"id": name, "created": int(time.time()), "model": model}
-        self._tokenizer = tokenizer
+        self._tokens = TokenTexts(tokenizer)
         self._texts: dict[int, list[str]] = defaultdict(list)
         self._choices: dict[int, list[Choice]] = defaultdict(list)
         self._finish: dict[int, str | None] = {}
-        self._offsets: dict[int, int] = defaultdict(int)
+        self._offsets: dict[int, Offsets] = defaultdict(lambda: Offsets(self._tokens))
 
     def add(self, delta: Delta) -> None:
         """Collects a piece for `whole`."""
@@ -65,9 +66,6 @@ class _Base:
             "object": self.object + (".chunk" if chunk and "chat" in self.object else ""),
             "choices": choices,
         }
-
-    def _token(self, token: int) -> str:
-        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
 
 class ChatForm(_Base):
@@ -113,8 +111,12 @@ class ChatForm(_Base):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        text = self._token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        raw = self._tokens.bytes(token)
+        return {
+            "token": self._tokens.text(token),
+            "logprob": logprob,
+            "bytes": None if raw is None else list(raw),
+        }
 
 
 class CompletionForm(_Base):
@@ -139,14 +141,15 @@ class CompletionForm(_Base):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, index: int, choices: list[Choice]) -> dict[str, Any]:
-        tokens = [self._token(choice.token) for choice in choices]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
         return {
-            "tokens": tokens,
+            "tokens": [self._tokens.name(choice.token) for choice in choices],
             "token_logprobs": [choice.logprob for choice in choices],
-            "top_logprobs": [{self._token(token): logprob for token, logprob in choice.top} for choice in choices],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(choice) for choice in choices],
+            "text_offset": [self._offsets[index].next(choice.token) for choice in choices],
         }
+
+    def _top(self, choice: Choice) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token, logprob in choice.top:  # of two with the same name, the likelier one comes first
+            found.setdefault(self._tokens.name(token), logprob)
+        return found

@@ -13,6 +13,7 @@ from .jobs import Answer, Delta, Event, Failed, Finished, Job, Progress
 from .metrics import Metrics
 from .model import ServedModel
 from .prefix_store import PrefixStore
+from .sampling import NotFiniteError
 from .schedule import Schedule, Share, next_cut, shared_target
 from .snapshots import Snapshot
 
@@ -176,7 +177,6 @@ class Engine:
                 logits = self._read_to_cut(job)
             _send(job, Progress(job.position, job.cached))
             if job.position == len(job.tokens):
-                self._reading.remove(job)
                 self._finish_reading(job, logits)
                 return
             end = next_cut(job.position, len(job.tokens), job.boundaries, self.schedule).end
@@ -196,8 +196,9 @@ class Engine:
     def _start_from_stored(self, job: Job) -> Tensor | None:
         """Continues from a longer stored prefix, if there is one; the logits if it is the whole prompt."""
         entry = self.store.find(job.tokens, longer_than=job.position, files=job.cache is None)
-        if entry is not None and entry.cache is not None:
-            job.cache, job.position, job.cached = caches.fork(entry.cache), entry.length, entry.length
+        stored = entry.cache if entry is not None else None  # another thread may take it from the entry meanwhile
+        if entry is not None and stored is not None:
+            job.cache, job.position, job.cached = caches.fork(stored), entry.length, entry.length
             self.store.adopt(entry, job.number)
         elif job.cache is None:
             job.cache = self.model.new_cache()
@@ -223,13 +224,16 @@ class Engine:
         self.metrics.prompt(len(job.tokens), job.cached)
         assert job.cache is not None
         if not job.answers:
-            _send(job, Finished(Snapshot(job.tokens, caches.compact(job.cache))))
+            snapshot = Snapshot(job.tokens, caches.compact(job.cache))
+            self._reading.remove(job)
+            _send(job, Finished(snapshot))
             return
         forks = [job.cache, *(caches.fork(job.cache) for _ in range(job.answers - 1))]
+        answers = [Answer(job, index, cache, self.model.tokenizer) for index, cache in enumerate(forks)]
+        self._reading.remove(job)  # only now: a job that is in no list would never be told of a failure
+        self._answers += answers
         job.cache = None
-        for index, cache in enumerate(forks):
-            answer = Answer(job, index, cache, self.model.tokenizer)
-            self._answers.append(answer)
+        for answer in answers:
             self._extend(answer, logits)
         self._remove_finished()
 
@@ -251,7 +255,11 @@ class Engine:
     def _extend(self, answer: Answer, logits: Tensor) -> None:
         """Chooses the next token of an answer and sends what can be shown."""
         job, options = answer.job, answer.job.options
-        choice = answer.sampler.choose(logits)
+        try:
+            choice = answer.sampler.choose(logits)
+        except NotFiniteError as error:
+            self._fail(job, "error", str(error))
+            return
         answer.tokens.append(choice.token)
         answer.written += 1
         job.written += 1
@@ -276,14 +284,21 @@ class Engine:
 
     def _remove_finished(self) -> None:
         ended = [answer for answer in self._answers if answer.finished]
+        for answer in ended:
+            self._store_end(answer)
         self._answers = [answer for answer in self._answers if not answer.finished]
         running = {id(answer.job) for answer in self._answers}
         for answer in ended:
-            if not self.reproducible and self._comes_back(answer):
-                self.store.put(answer.tokens[:-1], caches.compact(answer.cache), chain=answer.chain)
             if id(answer.job) not in running:
                 running.add(id(answer.job))
                 _send(answer.job, Finished())
+
+    def _store_end(self, answer: Answer) -> None:
+        try:
+            if not self.reproducible and self._comes_back(answer):
+                self.store.put(answer.tokens[:-1], caches.compact(answer.cache), chain=answer.chain)
+        except Exception:  # such as a lack of memory: the answer itself is whole
+            logger.exception("the state after an answer was not stored")
 
     def _comes_back(self, answer: Answer) -> bool:
         """True if the text of an answer gives its tokens again, so that a client who sends it back can start from here."""

@@ -12,6 +12,7 @@ from .snapshots import Snapshot
 from .text import TextStream
 
 _numbers = itertools.count(1)
+CONTEXT = 5  # tokens before an answer with which its first one is decoded
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Job:
     Attributes:
         tokens: of the prompt.
         boundaries: positions in it where turns end.
+        goes_on: the answers are more of the same text.
         answers: how many to write; 0 only reads.
         send: called with each event, from the engine's thread.
         deadline: on time.monotonic's clock.
@@ -71,6 +73,7 @@ class Job:
     deadline: float = float("inf")
     number: int = field(default_factory=lambda: next(_numbers))
     created: float = field(default_factory=time.monotonic)
+    goes_on: bool = False
     cancelled: bool = False
     cached: int = 0
     written: int = 0
@@ -94,7 +97,7 @@ class Answer:
         self.job, self.index, self.cache = job, index, cache
         self.tokens = list(job.tokens)
         self.sampler = Sampler(job.options, index)
-        self.text = TextStream(tokenizer, job.options.stop)
+        self.text = TextStream(tokenizer, job.options.stop, job.tokens[-CONTEXT:] if job.goes_on else ())
         self.written, self.unsent, self.finished = 0, 0, False
         self.chain = job.number if job.answers == 1 else next(_numbers)
 

@@ -12,10 +12,14 @@ PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens, and the positions at which a turn ends, where a state is worth keeping."""
+    """Tokens, and the positions at which a turn ends, where a state is worth keeping.
+
+    goes_on: the answer is more of the same text, not a turn of its own.
+    """
 
     tokens: list[int]
     boundaries: list[int] = field(default_factory=list)
+    goes_on: bool = False
 
 
 class PromptError(ValueError):
@@ -34,21 +38,21 @@ class Prompts:
 
     def text(self, text: str) -> Prompt:
         """A plain text, with the tokens that begin one, if the model has any."""
-        return Prompt(self._ids(text, special=True))
+        return Prompt(self._ids(text, special=True), goes_on=True)
 
     def tail(self, text: str) -> Prompt:
         """A text that continues a state."""
-        return Prompt(self._ids(text))
+        return Prompt(self._ids(text), goes_on=True)
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation, up to where the assistant's answer begins."""
         whole = self._render(messages, answer=True)
-        return self._with_boundaries(whole, self._turn_ends(messages, whole))
+        return self._with_boundaries(whole, self._turn_ends(messages, whole), special=not self.has_template)
 
     def read_messages(self, messages: Sequence[Message]) -> Prompt:
         """A conversation to be continued later."""
         whole = self._render(messages, answer=False)
-        return self._with_boundaries(whole, self._turn_ends(messages, whole))
+        return self._with_boundaries(whole, self._turn_ends(messages, whole), special=not self.has_template)
 
     def continue_messages(self, earlier: Sequence[Message], messages: Sequence[Message]) -> Prompt:
         """The tokens of `messages` behind a state of the messages `earlier`."""
@@ -63,7 +67,7 @@ class Prompts:
     def document(self, text: str) -> Prompt:
         """A document at the beginning of the user's first message; a question will follow in the same message."""
         head = self._render([{"role": "user", "content": text + GAP + MARK}], answer=False).partition(MARK)[0]
-        return Prompt(self._ids(head))
+        return Prompt(self._ids(head, special=not self.has_template))
 
     def continue_document(self, messages: Sequence[Message]) -> Prompt:
         """The tokens of a conversation whose first message continues a document."""
@@ -101,14 +105,19 @@ class Prompts:
                 ends.append(len(part))
         return ends
 
-    def _with_boundaries(self, text: str, ends: Sequence[int]) -> Prompt:
-        """Tokens of a rendered text, which holds its special tokens already, and the token after each of the ends."""
+    def _with_boundaries(self, text: str, ends: Sequence[int], *, special: bool = False) -> Prompt:
+        """Tokens of a rendered text, and the token after each of the ends.
+
+        special: add the tokens that begin a text; those of a chat template are in the rendered text already.
+        """
         if not getattr(self._tokenizer, "is_fast", False):
-            return Prompt(self._ids(text))
+            return Prompt(self._ids(text, special=special))
         _check_unicode(text)
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        starts = [start for start, _ in found.offset_mapping]
-        places = {starts.index(end) for end in ends if end in starts}
+        found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        first: dict[int, int] = {}  # character -> the first token that starts there
+        for place, (start, _) in enumerate(found.offset_mapping):
+            first.setdefault(start, place)
+        places = {first[end] for end in ends if end in first}
         return Prompt(list(found.input_ids), sorted(place for place in places if place > 0))
 
     def _ids(self, text: str, *, special: bool = False) -> list[int]:

@@ -1,11 +1,16 @@
 """Choosing the next token from logits."""
 
+import math
 import random
 import secrets
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+
+class NotFiniteError(ValueError):
+    """The model gave numbers that are not finite, from which no token can be chosen."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,12 @@ class Sampler:
         self._random = random.Random(seed)
 
     def choose(self, logits: Tensor) -> Choice:
-        """The next token from logits (vocabulary,)."""
+        """The next token from logits (vocabulary,); NotFiniteError if they are not numbers."""
         options = self.options
-        token = int(logits.argmax()) if options.temperature == 0 else self._draw(logits)
+        likeliest = int(logits.argmax())  # the place of a number that is not finite, if there is one
+        if not math.isfinite(logits[likeliest]):
+            raise NotFiniteError("the model's logits are not finite: its weights or its dtype do not fit this text.")
+        token = likeliest if options.temperature == 0 else self._draw(logits, logits[likeliest])
         if options.top_logprobs is None:
             return Choice(token)
         logprobs = logits.log_softmax(-1)
@@ -56,8 +64,9 @@ class Sampler:
         top = tuple(zip(found.indices.tolist(), found.values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
 
-    def _draw(self, logits: Tensor) -> int:
-        probabilities = (logits.double() / self.options.temperature).softmax(-1)
+    def _draw(self, logits: Tensor, most: Tensor) -> int:
+        # The largest is 0 before it is divided: no temperature, however low, makes it infinite.
+        probabilities = ((logits.double() - most.double()) / self.options.temperature).softmax(-1)
         index: Tensor | None = None
         if self.options.top_p < 1:
             probabilities, index = probabilities.sort(descending=True, stable=True)

@@ -101,7 +101,7 @@ class Service:
         if isinstance(prompt, list):
             if not all(0 <= i < self.model.vocabulary for i in prompt):
                 raise ApiError(400, f"tokens must lie between 0 and {self.model.vocabulary - 1}.", param="prompt")
-            found = Prompt(prompt)
+            found = Prompt(prompt, goes_on=True)
         else:
             found = self.prompts.text(prompt) if state is None else self.prompts.tail(prompt)
         if not found.tokens:
@@ -113,7 +113,8 @@ class Service:
             before = self.saved.tokens_of(saved)
         except (ValueError, OSError) as error:
             raise ApiError(409, f"{saved.id} cannot be used: {error}", code="state_unusable", param="state") from error
-        return Prompt([*before, *tail.tokens], [len(before), *(len(before) + i for i in tail.boundaries)])
+        boundaries = [len(before), *(len(before) + i for i in tail.boundaries)]
+        return Prompt([*before, *tail.tokens], boundaries, tail.goes_on)
 
     def state(self, name: str) -> SavedState:
         """A saved state by its id; ApiError if there is none, or it is another model's."""
@@ -145,7 +146,7 @@ class Service:
             def send(event: Event, i: int = i) -> None:
                 loop.call_soon_threadsafe(events.put_nowait, (i, event))
 
-            job = Job(prompt.tokens, prompt.boundaries, options, answers, send, deadline)
+            job = Job(prompt.tokens, prompt.boundaries, options, answers, send, deadline, goes_on=prompt.goes_on)
             running.append(job)
             if self.log_text:
                 logger.info("prompt %d: %r", job.number, self.model.tokenizer.decode(prompt.tokens))
@@ -170,7 +171,12 @@ class Service:
         if self.folder is None and self.store.memory > 2 * self.store.budget:
             message = "the saved states fill the memory for states: delete some, or start the server with --state-dir."
             raise ApiError(507, message, code="state_memory_full")
-        return await asyncio.to_thread(self.saved.add, snapshot)
+        try:
+            return await asyncio.to_thread(self.saved.add, snapshot)
+        except OSError as error:
+            logger.warning("could not save a state: %s", error)
+            message = f"the state cannot be saved: {error.strerror or type(error).__name__} (--state-dir)."
+            raise ApiError(507, message, code="state_not_saved") from error
 
 
 def _failure(event: jobs.Failed) -> ApiError:

@@ -1,5 +1,6 @@
 """Tokens to text as they come: whole characters only, and nothing of a stop text."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -11,12 +12,17 @@ class TextStream:
     Args:
         tokenizer: of transformers.
         stop: texts that end the answer.
+        before: the last tokens of a text that the answer goes on with. Some tokenizers leave out the space at the
+            beginning of what they decode; behind other tokens it is there.
     """
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()):
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = (), before: Sequence[int] = ()):
         self._tokenizer, self._stop = tokenizer, [text for text in stop if text]
-        self._ids: list[int] = []
-        self._start, self._read = 0, 0  # of the tokens that are decoded again each time, and of the new ones among them
+        self._ids = list(before)
+        if self._decode(self._ids).endswith("\ufffd"):  # half a character
+            self._ids = []
+        # Of the tokens that are decoded again each time, and of the new ones among them.
+        self._start, self._read = 0, len(self._ids)
         self._held = ""
         self.stopped = False
 
