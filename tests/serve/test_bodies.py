@@ -1,7 +1,9 @@
 """Whatever a body holds, the answer is a status and an error in OpenAI's form, and the server goes on."""
 
 import asyncio
+import errno
 import json
+import os
 import threading
 
 import pytest
@@ -54,7 +56,10 @@ class Running:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def post(self, path, **options):
-        return asyncio.run_coroutine_threadsafe(self.client.post(path, **options), self.loop).result(60)
+        return self.request("POST", path, **options)
+
+    def request(self, *words, **options):
+        return asyncio.run_coroutine_threadsafe(self.client.request(*words, **options), self.loop).result(60)
 
     def close(self):
         asyncio.run_coroutine_threadsafe(self.client.aclose(), self.loop).result(60)
@@ -117,6 +122,68 @@ def test_deep_nesting_is_refused(running):
         body = b'{"prompt":' + b"[" * depth + b"]" * depth + b"}"
         answer = running.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("header", [{"Host": "["}, {"Host": "[::1"}, {"Origin": "http://["}])
+def test_addresses_that_cannot_be_read_are_refused(running, header):
+    assert running.request("GET", "/health", headers=header).status_code == 403
+
+
+def test_a_method_that_is_not_possible_is_told_the_others(running):
+    answer = running.request("PUT", "/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+PLAIN = {"Content-Type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        (
+            "/v1/states",
+            {"files": {"file": ("a.txt", "one")}, "data": {"text": "two"}},
+            "give one text: there are several.",
+        ),
+        ("/v1/states", {"files": {"file": ("a.txt", "one")}, "data": {"stream": "1"}}, "stream: "),
+        ("/v1/states?stream=True", {"content": "one", "headers": PLAIN}, "stream: "),
+        ("/v1/states", {"json": {"text": " "}}, "text is empty."),
+    ],
+)
+def test_nothing_of_a_form_is_ignored(running, path, options, said):
+    answer = running.post(path, **options)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+
+
+def test_what_a_form_says_is_done(running):
+    form = {"files": {"file": ("a.txt", "one")}, "data": {"stream": "false", "name": "b"}}
+    assert running.post("/v1/states", **form).json()["name"] == "b"
+    events = running.post("/v1/states?stream=true", content="one", headers=PLAIN)
+    assert events.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_form_that_does_not_arrive_is_given_up(running, monkeypatch):
+    monkeypatch.setattr("linattn.serve.requests.BODY_SECONDS", 0.05)
+
+    async def slow():
+        yield b"--x\r\n"
+        await asyncio.sleep(20)
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert running.post("/v1/states", content=slow(), headers=headers).status_code == 408
+
+
+def test_a_full_disk_is_told(running, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(running.service.saved, "add", full)
+    answer = running.post("/v1/states", json={"text": "one"})
+    assert answer.status_code == 507
+    assert answer.json()["error"]["message"] == "the state cannot be saved: No space left on device (--state-dir)."
+    events = running.post("/v1/states", json={"text": "one", "stream": True}).text.split("\n\n")
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "state_not_saved"
 
 
 def test_it_still_answers(running):

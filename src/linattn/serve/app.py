@@ -123,7 +123,9 @@ async def _api_error(_: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: f"there is no {request.url.path[:200]}.", 405: f"{request.method} is not possible here."}
-    return ApiError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+    response = ApiError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+    response.headers.update(error.headers or {})  # such as Allow, the methods that are possible
+    return response
 
 
 async def _gone(*_: object) -> Response:

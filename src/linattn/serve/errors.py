@@ -32,5 +32,5 @@ def from_validation(error: ValidationError) -> ApiError:
     param = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown or unsupported parameter: {param}.", code="unsupported_parameter", param=param)
-    where = f"{param}: " if param else ""
-    return ApiError(400, f"{where}{first['msg']}.", code="invalid_value", param=param)
+    where, said = f"{param}: " if param else "", first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{where}{said}.", code="invalid_value", param=param)

@@ -4,7 +4,7 @@ import hmac
 import ipaddress
 import logging
 import time
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,14 +43,14 @@ class Guard:
 
     def _check(self, path: str, method: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if self.loopback and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if self.loopback and not is_loopback(_split(f"//{host}").hostname or ""):
             raise ApiError(403, f"this server answers to localhost only, not to {host[:100]!r}.", code="wrong_host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host and not {"*", origin} & set(self.origins):
+        if origin is not None and _split(origin).netloc != host and not {"*", origin} & set(self.origins):
             message = "pages of other sites may not call this server: start it with --cors-origin for them."
             raise ApiError(403, message, code="wrong_origin")
         if self.key is not None and path not in OPEN and method != "OPTIONS":
-            given = headers.get("authorization", "").encode()
+            given = headers.get("authorization", "").encode("latin-1")  # as it was sent
             if not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
                 raise ApiError(401, "this server needs its key as a bearer token.", code="invalid_api_key")
         length = headers.get("content-length", "")
@@ -99,6 +99,14 @@ class Observe:
             logger.info(
                 "%s %s %d %.0f ms%s", scope["method"], path, status, 1e3 * (time.perf_counter() - begun), counts
             )
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; none of one that cannot be read."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 def is_loopback(host: str) -> bool:

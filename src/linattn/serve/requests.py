@@ -17,8 +17,13 @@ M = TypeVar("M", bound=BaseModel)
 
 async def read_body(request: Request) -> bytes:
     """The whole body; ApiError if it is too large or takes too long."""
+    return await arriving(request.body())
+
+
+async def arriving(body: Coroutine[Any, Any, T]) -> T:
+    """What is read of a request; ApiError if it takes too long to arrive."""
     try:
-        return await asyncio.wait_for(request.body(), BODY_SECONDS)
+        return await asyncio.wait_for(body, BODY_SECONDS)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s.", code="body_timeout") from None
 

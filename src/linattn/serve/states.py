@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from .errors import ApiError
 from .jobs import Finished, Progress
 from .prompts import Prompt, PromptError
-from .requests import check, read_body, read_json, until_disconnect
+from .requests import arriving, check, read_body, read_json, until_disconnect
 from .sampling import SamplingOptions
 from .schemas import StateRequest
 from .service import Service
@@ -70,23 +70,42 @@ async def _read_request(request: Request) -> StateRequest:
         return await read_json(request, StateRequest)
     fields: dict[str, Any] = {}
     if kind == "multipart/form-data":
-        try:
-            form = await request.form(max_files=1, max_fields=8)
-        except MultiPartException as error:
-            raise ApiError(400, f"the form cannot be read: {error.message}", code="bad_form") from error
-        for name, given in form.items():
-            if isinstance(given, UploadFile):
-                fields["text"] = _decoded(await given.read())
-                fields.setdefault("name", (given.filename or "")[:200])
-            else:
-                fields[name] = given == "true" if name == "stream" else given
+        fields = await _read_form(request)
     elif kind == "text/plain":
-        query = dict(request.query_params)
-        fields = {**query, "stream": query.get("stream") == "true", "text": _decoded(await read_body(request))}
+        fields = {**request.query_params, "text": _decoded(await read_body(request))}
     else:
         message = "send JSON (application/json), a text (text/plain) or a form with a file (multipart/form-data)."
         raise ApiError(415, message, code="unsupported_media_type")
+    if "stream" in fields:  # a word here, which must be one of two
+        fields["stream"] = {"true": True, "false": False}.get(fields["stream"], fields["stream"])
     return check(StateRequest, fields)
+
+
+async def _read_form(request: Request) -> dict[str, Any]:
+    """The fields of a form; its file is the text."""
+    try:
+        form = await arriving(_form(request))
+    except MultiPartException as error:
+        raise ApiError(400, f"the form cannot be read: {error.message}", code="bad_form") from error
+    fields: dict[str, Any] = {}
+    try:
+        for name, given in form.multi_items():
+            if isinstance(given, UploadFile):
+                name = "text"
+                fields.setdefault("name", (given.filename or "")[:200])
+                given = _decoded(await given.read())
+            elif name == "name":
+                fields.pop("name", None)  # before that of a file
+            if name in fields:
+                raise ApiError(400, f"give one {name}: there are several.", code="bad_form", param=name)
+            fields[name] = given
+    finally:
+        await form.close()
+    return fields
+
+
+async def _form(request: Request) -> FormData:
+    return await request.form(max_files=1, max_fields=8)
 
 
 def _decoded(body: bytes) -> str:
