@@ -1,5 +1,8 @@
 """Stored prefixes and saved states: found, shared, thinned, spilled, and refused where they do not belong."""
 
+import json
+import os
+
 import pytest
 
 pytest.importorskip("starlette")
@@ -8,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linattn._tensor_files import read_tensors, write_tensors
 from linattn.serve import caches, snapshots, state_folder, thinning
 from linattn.serve.prefix_store import PrefixStore
 from linattn.serve.saved_states import SavedStates
@@ -59,8 +63,6 @@ def test_states_of_other_models_and_damaged_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"x\.state"):
             snapshots.load(path, model.new_cache(), model.fingerprint)
     torch_file = tmp_path / "y.state"
-    from linattn._tensor_files import write_tensors
-
     write_tensors(torch_file, {"a": torch.zeros(3)}, {"format": "other"})
     with pytest.raises(ValueError, match="not a saved state"):
         snapshots.load(torch_file, model.new_cache(), model.fingerprint)
@@ -161,6 +163,38 @@ def test_saved_states_survive_a_restart_and_their_names_are_not_paths(tmp_path):
     assert not again.saved.delete(saved.id)
     assert list((tmp_path / "saved").iterdir()) == []
     again.folder.close()
+    other.close()
+
+
+def test_files_that_do_not_say_what_they_are_do_not_stop_a_server(tmp_path):
+    model = served()
+    made = service(model, folder=tmp_path)
+    saved = made.saved.add(Snapshot(TOKENS, read(model, TOKENS)[0], {"kind": "text"}))
+    made.folder.close()
+    whole, header = read_tensors(saved.file)
+    about = json.loads(header["about"])
+    wrong = [{"tokens": "many"}, {"tokens": "299", "about": "{}"}, {"about": "[1]"}, {"about": "{}"}]
+    wrong += [{"about": json.dumps({**about, "digest": "x", "created": "now"})}]
+    for i, change in enumerate(wrong):
+        write_tensors(tmp_path / "saved" / f"state-{i:024x}.safetensors", whole, {**header, **change})
+    again = service(model, folder=tmp_path)
+    assert {f"state-{i:024x}" for i in (1, 3, 4)} | {saved.id} == {state.id for state in again.saved.all()}
+    with pytest.raises(ValueError, match="300 tokens in place of 299"):
+        again.saved.tokens_of(again.saved.get(f"state-{1:024x}"))
+    assert all(again.saved.delete(f"state-{i:024x}") for i in (1, 3, 4))
+    assert again.store.find([*TOKENS, 1]).length == 300
+    again.folder.close()
+
+
+def test_a_second_server_leaves_alone_what_the_first_one_writes(tmp_path):
+    made = StateFolder(tmp_path, "a model", served().new_cache, 2**30)
+    written, left_over = (tmp_path / "saved" / f".linattn-{name}" for name in ("new", "old"))
+    for path in (written, left_over):
+        path.touch()
+    os.utime(left_over, (1, 1))  # of a process that was killed long ago
+    other = StateFolder(tmp_path, "a model", served().new_cache, 2**30)
+    assert list((tmp_path / "saved").iterdir()) == [written]
+    made.close()
     other.close()
 
 

@@ -32,6 +32,14 @@ class SavedState:
     file: Path | None = None
     usable: bool = True
 
+    @property
+    def key(self) -> bytes | None:
+        """Of its entry in the prefix store; None if its file does not say."""
+        try:
+            return bytes.fromhex(self.about["digest"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
     def public(self) -> dict[str, Any]:
         """As the server shows it: never the text."""
         shown = {name: self.about.get(name) for name in ("name", "kind", "created")}
@@ -58,8 +66,9 @@ class SavedStates:
             usable = folder is not None and header.get("fingerprint") == folder.fingerprint
             size = path.stat().st_size
             self._states[name] = SavedState(name, int(header["tokens"]), size, about, file=path, usable=usable)
-            if usable and "digest" in about:
-                store.register(bytes.fromhex(about["digest"]), int(header["tokens"]), path, keep=True)
+            key = self._states[name].key
+            if usable and key is not None:
+                store.register(key, int(header["tokens"]), path, keep=True)
 
     def add(self, snapshot: Snapshot) -> SavedState:
         """Keeps a snapshot; with a state folder, it is on the disk when this returns."""
@@ -97,16 +106,24 @@ class SavedStates:
             state = self._states.pop(name, None)
             if state is None:
                 return False
-            others = [s for s in self._states.values() if s.about.get("digest") == state.about.get("digest")]
+            key = state.key
+            others = [s for s in self._states.values() if s.key == key]
         if state.file is not None:
             state.file.unlink(missing_ok=True)
-        if not others and "digest" in state.about:
-            self._store.release(bytes.fromhex(state.about["digest"]))
-        elif others and (entry := self._store.get(bytes.fromhex(state.about["digest"]))) is not None:
+        if key is None:
+            return True
+        if not others:
+            self._store.release(key)
+        elif (entry := self._store.get(key)) is not None:
             self._store.set_file(entry, others[0].file)
         return True
 
     def all(self) -> list[SavedState]:
         """All states, the newest first."""
         with self._lock:
-            return sorted(self._states.values(), key=lambda s: s.about.get("created", 0), reverse=True)
+            return sorted(self._states.values(), key=_created, reverse=True)
+
+
+def _created(state: SavedState) -> float:
+    found = state.about.get("created")
+    return found if isinstance(found, int) else 0

@@ -64,6 +64,8 @@ def read_about(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, 
         raise ValueError(f"{name} has version {header.get('version')}; this linattn reads version {VERSION}.")
     try:
         about = json.loads(header["about"])
+        if not isinstance(about, dict) or int(header["tokens"]) < 0:
+            raise ValueError("its header does not say what it is.")
     except (KeyError, ValueError) as error:
         raise ValueError(f"{name} is damaged: {error}") from error
     return header, about
@@ -80,6 +82,8 @@ def load(path: str | os.PathLike[str], empty: Cache, fingerprint: str) -> Snapsh
     tensors, _ = read_tensors(path)
     try:
         tokens = [int(i) for i in tensors.pop("tokens")]
+        if len(tokens) != int(header["tokens"]):
+            raise ValueError(f"it has {len(tokens)} tokens in place of {header['tokens']}.")
         layers = json.loads(header["layers"])
         for i, (layer, fields) in enumerate(zip(empty.layers, layers, strict=True)):
             own = {key.partition(".")[2]: x for key, x in tensors.items() if key.startswith(f"{i}.")}

@@ -3,10 +3,12 @@
 File names are made here, from random or hexadecimal digits; nothing that a client sends becomes part of a path.
 """
 
+import contextlib
 import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from .prefix_store import Entry
 from .snapshots import Snapshot
 
 logger = logging.getLogger("linattn.serve")
+LEFT_OVER = 3600.0  # seconds after which no process still writes a file
 MOST_PENDING = 4  # caches that wait to be written; more are dropped instead
 
 
@@ -36,8 +39,9 @@ class StateFolder:
         self.fingerprint, self._new_cache, self.budget = fingerprint, new_cache, budget
         for path in (self.saved, self.spilled):
             path.mkdir(parents=True, exist_ok=True)
-            for left_over in path.glob(".linattn-*"):  # of a process that was killed while it wrote
-                left_over.unlink(missing_ok=True)
+            for found in path.glob(".linattn-*"):  # another server of this folder may be writing one of them
+                if time.time() - _age(found) > LEFT_OVER:  # its process was killed
+                    found.unlink(missing_ok=True)
         self._pending: dict[bytes, Cache] = {}
         self._queue: queue.Queue[Entry | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -126,10 +130,14 @@ class StateFolder:
         found = sorted(self.spilled.glob("*.safetensors"), key=_age, reverse=True)
         total = 0
         for path in found:
-            total += path.stat().st_size
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
             if total > self.budget:
                 path.unlink(missing_ok=True)
 
 
 def _age(path: Path) -> float:
-    return path.stat().st_mtime
+    """When it was written or used last."""
+    with contextlib.suppress(FileNotFoundError):  # another server has deleted it
+        return path.stat().st_mtime
+    return time.time()
