@@ -43,7 +43,8 @@ def test_compare_prints_a_table_and_writes_files(capsys, tmp_path):
     assert "http" not in page
 
 
-def test_compare_shows_the_update_rules(capsys, tmp_path):
+def test_compare_shows_the_update_rules(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("linattn.measure.rules.PRODUCT", 256)
     files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "html")}
     rules = ["gated-delta", "mamba1"]
     chosen = ["--kernels", "elu", "--engines", "torch", "--rules", *rules]

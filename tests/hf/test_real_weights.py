@@ -95,7 +95,7 @@ def test_the_commands(tmp_path, capsys):
         "--text",
         str(text),
         "--length",
-        "200",
+        "130",
         "--window",
         "32",
         "--slots",
