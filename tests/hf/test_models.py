@@ -197,6 +197,14 @@ def test_sliding_layers_keep_their_own_attention():
         attach(build("mistral", sliding_window=16), "nearfar")
 
 
+@pytest.mark.parametrize("wrong", [2, -1, None])
+def test_a_layer_that_is_not_there_is_named(wrong):
+    kernel = NearFar(**KERNEL)
+    for options in ({"kernel": {0: kernel, wrong: kernel}}, {"kernel": kernel, "budgets": {0: [4, 4], wrong: [4, 4]}}):
+        with pytest.raises(ValueError, match=rf"no attention in a layer {wrong}: those with it are \[0, 1\]"):
+            attach(build("llama"), **options)
+
+
 def test_kernels_per_layer_and_budgets_per_head():
     model, ids = build("llama"), tokens()
     own = logits(model, ids)

@@ -221,10 +221,13 @@ def _choose_kernels(
 
 
 def _refuse_unknown(found: Sequence[tuple[str, Any]], given: object) -> None:
-    names = [name for name, _ in found]
-    unknown = [key for key in given if isinstance(key, str) and key not in names] if isinstance(given, Mapping) else []
-    if unknown:
-        raise ValueError(f"this model has no attention module {unknown[0]!r}: its first one is {names[0]!r}.")
+    names, indices = [name for name, _ in found], [module.layer_idx for _, module in found]
+    for key in given if isinstance(given, Mapping) else ():
+        if isinstance(key, str) and key not in names:
+            raise ValueError(f"this model has no attention module {key!r}: its first one is {names[0]!r}.")
+        if not isinstance(key, str) and key not in indices:
+            known = sorted({index for index in indices if index is not None})
+            raise ValueError(f"this model has no attention in a layer {key!r}: those with it are {known}.")
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
