@@ -6,7 +6,8 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+import transformers
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
@@ -16,6 +17,7 @@ from linattn import NearFar
 from linattn.hf import Calibration, attach, budgets, calibrate, detach
 from linattn.hf.budgets import hand_out
 from linattn.hf.calibrate import repeating
+from linattn.hf.unfinished import Unfinished
 
 calibration = sys.modules["linattn.hf.calibrate"]  # linattn.hf.calibrate is the function
 KERNEL = {"window": 16, "slots": 12, "sinks": 2, "block": 8}
@@ -34,6 +36,7 @@ def test_a_step_that_only_pays_together_is_seen():
 
 
 @settings(max_examples=60, deadline=None)
+@example(seed=1, heads=1, prices=[196, 197], mean=0, units=16)
 @given(
     seed=st.integers(0, 10**6),
     heads=st.integers(1, 4),
@@ -93,6 +96,26 @@ def test_a_damaged_file_says_so(tmp_path):
         Calibration.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("part", "change", "why"),
+    [
+        ("chosen", {"0": [99, 0], "1": [0, 0]}, "a layer without one option for each head"),
+        ("chosen", {"0": [0, 0]}, r"errors of shape \(2, 2, 1\) for \(1, 2, 1\)"),
+        ("options", [], r"for \(2, 2, 0\) layers, heads and options"),
+        ("kernel", {"window": 16}, "a kernel without alpha"),
+    ],
+)
+def test_a_file_whose_parts_do_not_fit_says_so(part, change, why, tmp_path):
+    shape = {name: getattr(NearFar(), name) for name in budgets.MEASURED}
+    rows = {0: [0, 0], 1: [0, 0]}
+    Calibration(shape, [budgets.Option(8, 0, 8)], torch.zeros(2, 2, 1), torch.ones(2), rows).save(tmp_path)
+    assert Calibration.load(tmp_path).chosen == rows
+    file = tmp_path / "linattn-budgets.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), part: change}))
+    with pytest.raises(ValueError, match=f"not a calibration of linattn: it has .*{why}"):
+        Calibration.load(tmp_path)
+
+
 def test_budgets_of_another_rule_are_refused(tmp_path):
     calibrate(build("llama"), tokens(1, 300), 24, kernel=NearFar(**KERNEL), save=tmp_path, progress=False)
     file = tmp_path / "linattn-budgets.json"
@@ -132,6 +155,15 @@ def test_a_stopped_calibration_goes_on_where_it_was(tmp_path, monkeypatch):
     assert measured == [1, 2, 2]
 
 
+def test_rows_of_a_model_with_other_projections_do_not_count(tmp_path):
+    """Adapters that were merged into it leave the embeddings as they are."""
+    model, ids = build("llama"), tokens(1, 20)
+    Unfinished(tmp_path, model, ids).add("0.0", torch.ones(2))
+    assert Unfinished(tmp_path, model, ids).rows
+    model.model.layers[1].self_attn.v_proj.weight.data += 0.01
+    assert not Unfinished(tmp_path, model, ids).rows
+
+
 def test_errors_are_means_over_passages(tmp_path):
     model, ids = build("llama"), torch.cat([tokens(1, 300), tokens(1, 300, seed=1)])
     options = {"kernel": NearFar(**KERNEL), "progress": False}
@@ -151,6 +183,40 @@ def test_calibrate_refuses_what_it_cannot_measure():
         calibrate(build("t5"), tokens(1, 300), recall=4)
     with pytest.raises(ValueError, match="relative position bias"):
         calibrate(build("udop"), tokens(1, 300))
+
+
+def test_a_model_in_training_is_measured_without_dropout_and_goes_on_training():
+    model, ids = build("gpt2"), tokens(1, 300)
+    options = {"kernel": NearFar(**KERNEL), "progress": False}
+    found = calibrate(model, ids, 24, **options)
+    model.train()
+    frozen = next(module for module in model.modules() if isinstance(module, torch.nn.Dropout)).eval()
+    again = calibrate(model, ids, 24, **options)
+    assert torch.equal(again.errors, found.errors)
+    assert torch.equal(again.weights, found.weights)
+    assert [module for module in model.modules() if not module.training] == [frozen]
+
+
+def test_calibration_in_inference_mode():
+    model, ids = build("llama"), tokens(1, 300)
+    options = {"kernel": NearFar(**KERNEL), "progress": False}
+    found = calibrate(model, ids, 24, **options)
+    with torch.inference_mode():
+        again = calibrate(model, ids + 0, 24, **options)
+    assert torch.equal(again.weights, found.weights)
+    assert again.chosen == found.chosen
+
+
+def test_models_that_cannot_share_slots_or_read_no_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"this model's have \[2, 4\]"):
+        calibrate(build("bart", decoder_attention_heads=2), tokens(1, 300))
+    sizes = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 60}
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 0, "max_source_positions": 20}
+    whisper = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **layers))
+    with pytest.raises(ValueError, match="reads input_features: give all heads the same"):
+        calibrate(whisper, tokens(1, 300))
+    with pytest.raises(ValueError, match="reads input_features"):
+        attach(whisper, "nearfar", mean_slots=24)
 
 
 def test_the_picture_is_drawn(tmp_path):

@@ -5,9 +5,11 @@ import torch
 
 pytest.importorskip("transformers")
 
+from transformers import RobertaConfig, RobertaModel
+
 from hf_support import KERNEL, build, cache, logits, tokens
 from linattn import NearFar
-from linattn.hf import Calibration, StateCache, attach, calibrate, detach
+from linattn.hf import Calibration, StateCache, attach, calibrate, detach, self_calibration
 from linattn.hf.self_calibration import find_or_calibrate, own_text, parse_bytes, random_tokens, recall_pays
 
 __all__ = ["cache"]
@@ -36,6 +38,35 @@ def test_measured_once_and_kept(cache, capsys):
         weight.data += 0.1 * torch.randn_like(weight)
     attach(model, NearFar(**KERNEL), mean_slots=24)  # other weights are another model
     assert "measured" in capsys.readouterr().err
+
+
+def test_other_projections_are_another_model(cache):
+    """Of 16 layers of Llama, as of Llama 3.2 1B: a sample of whole weights at equal distances met nothing but norms."""
+    model = build("llama", num_hidden_layers=16, tie_word_embeddings=True)
+    own = self_calibration._fingerprint(model, NearFar(**KERNEL), 0, 300)
+    assert self_calibration._fingerprint(model, NearFar(**KERNEL), 0, 300) == own
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data += 0.01
+    assert self_calibration._fingerprint(model, NearFar(**KERNEL), 0, 300) != own
+
+
+@pytest.mark.parametrize("family", ["mpt", "roberta"])
+def test_no_more_tokens_are_measured_than_a_model_has_positions_for(family, cache):
+    """MPT has a name of its own for them, and RoBERTa's first two are never used."""
+    if family == "mpt":
+        model = build("mpt", max_seq_len=300)
+    else:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+        model = RobertaModel(RobertaConfig(**sizes, vocab_size=300, max_position_embeddings=302, pad_token_id=1)).eval()
+    found = find_or_calibrate(model, NearFar(**KERNEL), mean_slots=24)
+    assert max(option.slots for option in found.options) == 300
+
+
+def test_a_model_in_training_writes_what_it_writes_otherwise():
+    model = build("gpt2")
+    ids = own_text(model, 100)
+    assert torch.equal(own_text(model.train(), 100), ids)
+    assert model.training
 
 
 def test_an_encoder_decoder_is_measured_on_random_tokens(cache, capsys):

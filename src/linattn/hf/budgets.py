@@ -100,6 +100,16 @@ class Calibration:
         rows = hand_out(weighted, [option.price for option in options], mean_slots)
         return replace(self, options=options, errors=errors, chosen=dict(zip(self.chosen, rows, strict=True)))
 
+    def _unfit(self) -> str | None:
+        """What is wrong unless all parts are about the same layers, heads and options; else None."""
+        sizes = len(self.chosen), len(next(iter(self.chosen.values()), ())), len(self.options)
+        if tuple(self.errors.shape) != sizes or tuple(self.weights.shape) != sizes[:1]:
+            return f"errors of shape {tuple(self.errors.shape)} for {sizes} layers, heads and options"
+        if any(len(row) != sizes[1] or not all(0 <= i < sizes[2] for i in row) for row in self.chosen.values()):
+            return "a layer without one option for each head"
+        missing = set(MEASURED) - set(self.kernel)
+        return f"a kernel without {min(missing)}" if missing else None
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes linattn-budgets.json and .safetensors into a folder, where `attach` finds them."""
         path = Path(folder)
@@ -124,7 +134,10 @@ class Calibration:
             tensors, _ = read_tensors(path / f"{STEM}.safetensors")
             chosen = {int(k) if k.isdigit() else k: [int(i) for i in v] for k, v in content["chosen"].items()}
             options = [Option(**option) for option in content["options"]]
-            return Calibration(content["kernel"], options, tensors["errors"], tensors["weights"], chosen)
+            found = Calibration(content["kernel"], options, tensors["errors"], tensors["weights"], chosen)
+            if (why := found._unfit()) is not None:
+                raise ValueError(f"{path / STEM}.json is not a calibration of linattn: it has {why}.")
+            return found
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path / STEM}.json is not a calibration of linattn: {error!r}") from error
 
@@ -158,10 +171,10 @@ def hand_out(errors: Tensor, prices: Sequence[int], mean: int) -> list[list[int]
     options with equal errors the cheapest is taken.
     """
     layers, heads, _ = errors.shape
-    total = max(mean, prices[0]) * layers * heads
-    unit = max(1, math.gcd(*prices), -(-total // MOST_UNITS))
-    costs = [-(-price // unit) for price in prices]
-    room = max(total // unit, costs[0] * layers * heads)
+    extras = [price - prices[0] for price in prices]  # beyond the cheapest option, which every head can have
+    total = max(mean - prices[0], 0) * layers * heads
+    unit = max(1, math.gcd(*extras), -(-total // MOST_UNITS))
+    costs, room = [-(-extra // unit) for extra in extras], total // unit
     # Dynamic programming: least[m] is the smallest error of the heads so far if they cost at most m units.
     least, taken = torch.zeros(room + 1, dtype=torch.float64), []
     for row in errors.flatten(0, 1).tolist():

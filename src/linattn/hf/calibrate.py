@@ -19,7 +19,7 @@ from ..nearfar import NearFar
 from .attention import PADDING
 from .biases import LayerBiases, biases_of
 from .budgets import MEASURED, RULE, Calibration, Option, compact
-from .call import call_for
+from .call import call_for, evaluating, refuse_other_inputs
 from .exact import exact as exact_attention
 from .exact import sdpa
 from .importance import layer_weights, output_layer
@@ -28,6 +28,7 @@ from .modules import (
     Layer,
     attention_modules,
     configs_of,
+    head_counts,
     head_dim,
     is_sliding,
     layer_keys,
@@ -92,12 +93,14 @@ def calibrate(
         raise ValueError(f"calibrate takes (passages, tokens) of at least 256 tokens, got {tuple(input_ids.shape)}.")
     if getattr(model, "_linattn", None) is not None:
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
+    refuse_other_inputs(model)
     if save is not None:  # a folder that cannot be made fails before the work
         Path(save).mkdir(parents=True, exist_ok=True)
     near_far = kernel or compact()
     ids = repeating(input_ids)
     found = measured_layers(model, biased=True)
     modules = [module for _, module in found]
+    _refuse_unequal_heads(modules)
     if recall and not all(getattr(module, "is_causal", True) for module in modules):
         raise ValueError("recall serves causal attention alone, and this model has layers that are not: pass recall=0.")
     options = [Option(m, 0, m) for m in sizes_to_try(ids.shape[1])]
@@ -130,6 +133,15 @@ def calibrate(
     if recall and say is not None and not any(any(row) for row in result.recall.values()):
         say(_why_no_recall(options, ids.shape[1], mean_slots))
     return result
+
+
+def _refuse_unequal_heads(modules: Sequence[Any]) -> None:
+    counts = sorted({head_counts(module)[1] for module in modules})
+    if len(counts) > 1:
+        raise ValueError(
+            f"calibrate shares slots among layers with equally many kv heads, and this model's have {counts}: give all heads "
+            "the same number of slots, as in attach(model, NearFar(slots=128)), or budgets of your own."
+        )
 
 
 def _why_no_recall(options: Sequence[Option], length: int, mean_slots: int) -> str:
@@ -272,7 +284,8 @@ def show_attention(model: PreTrainedModel, show: Show, *, biased: bool = False) 
     for name, module in found if biased else []:
         _biases[module] = biases_of(name, module, found)
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
         for one in replaced:
             one.restore()

@@ -1,5 +1,7 @@
 """The call by which a model reads a text."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,27 @@ def call_for(model: PreTrainedModel, ids: Tensor) -> dict[str, Any]:
     if model.can_generate():
         options["use_cache"] = False
     return options
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Context: the model without dropout and gradient checkpointing. Each module then trains or not as before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def refuse_other_inputs(model: PreTrainedModel) -> None:
+    """Raises for models that do not read tokens, such as Whisper."""
+    if model.main_input_name != "input_ids":
+        raise ValueError(
+            f"budgets are measured on tokens, and {type(model).__name__} reads {model.main_input_name}: give all heads "
+            "the same number of slots, as in attach(model, NearFar(slots=128))."
+        )
 
 
 def _start(model: PreTrainedModel) -> int:

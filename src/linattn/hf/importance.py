@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .call import call_for
+from .call import call_for, evaluating
 
 TOKENS = 1024  # to measure on: the logits of a long text, and their gradients, are large
 
@@ -31,8 +31,9 @@ def layer_weights(model: PreTrainedModel, ids: Tensor, modules: Sequence[nn.Modu
 
     hooks = [layer.register_forward_hook(keep) for layer in outputs if layer is not None]
     try:
-        with torch.enable_grad():
-            logits = model(**call_for(model, ids[:, :TOKENS])).logits[0].float()
+        with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+            ids = ids[:, :TOKENS].clone()  # one of inference mode could not be kept for the gradients
+            logits = model(**call_for(model, ids)).logits[0].float()
             drawn = torch.multinomial(logits.detach().softmax(-1).cpu(), 1, generator=torch.Generator().manual_seed(0))
             loss = nn.functional.cross_entropy(logits, drawn[:, 0].to(logits.device), reduction="sum")
             tensors = [found[layer] for layer in outputs]

@@ -48,7 +48,12 @@ def head_counts(module: Any) -> tuple[int, int]:
     if has_own_softmax(module):
         heads = getattr(module, "num_heads", None) or module.n_heads
         return heads, getattr(module, "num_kv_heads", heads)
-    heads = module.config.num_attention_heads
+    own = getattr(module, "num_heads", None) or getattr(
+        module, "n_heads", None
+    )  # a decoder's may differ from its encoder's
+    heads = own or module.config.num_attention_heads
+    if (groups := getattr(module, "num_key_value_groups", None)) is not None:
+        return heads, heads // max(1, groups)
     return heads, getattr(module.config, "num_key_value_heads", None) or heads
 
 

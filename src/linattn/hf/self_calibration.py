@@ -19,6 +19,8 @@ from .._files import cache_folder
 from ..nearfar import NearFar
 from .budgets import RULE, Calibration, compact
 from .calibrate import calibrate
+from .call import evaluating, refuse_other_inputs
+from .fingerprint import weights_digest
 from .modules import attention_modules, head_counts, head_dim, is_sliding
 
 LENGTH = 2048  # tokens to measure on
@@ -104,9 +106,10 @@ def own_text(model: PreTrainedModel, length: int = LENGTH) -> Tensor:
         ids = ids[:1].expand(SAMPLES, 1)
     cache = DynamicCache(config=model.config)
     written = [ids]
-    for _ in range(-(-length // SAMPLES) - 1):
-        logits = model(written[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1].float().cpu()
-        written.append(torch.multinomial(logits.softmax(-1), 1, generator=generator).to(ids.device))
+    with evaluating(model):
+        for _ in range(-(-length // SAMPLES) - 1):
+            logits = model(written[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1].float().cpu()
+            written.append(torch.multinomial(logits.softmax(-1), 1, generator=generator).to(ids.device))
     return torch.cat(written, 1).reshape(1, -1)[:, :length]
 
 
@@ -128,8 +131,8 @@ def _start_token(model: PreTrainedModel) -> int | None:
 
 
 def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int, length: int) -> Calibration:
-    longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or length
-    length = min(length, longest)
+    refuse_other_inputs(model)
+    length = min(length, _longest(model) or length)
     folder = cache_folder() / "budgets" / _fingerprint(model, kernel, recall, length)
     if (folder / "linattn-budgets.json").is_file():
         return Calibration.load(folder)
@@ -146,13 +149,21 @@ def _kept_or_measured(model: PreTrainedModel, kernel: NearFar, recall: int, leng
     return found
 
 
+def _longest(model: PreTrainedModel) -> int | None:
+    """Tokens that a model has positions for; None: any number. RoBERTa's count from behind that of the padding token."""
+    config: Any = model.config.get_text_config(decoder=True)
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings")]
+    unused = max((1 + m.padding_idx for m in tables if getattr(m, "padding_idx", None) is not None), default=0)
+    return longest and longest - unused
+
+
 def _fingerprint(model: PreTrainedModel, kernel: NearFar, recall: int, length: int) -> str:
     """Of what the budgets depend on: configuration, some of the weights, and the kernel."""
     digest = hashlib.sha256(f"{RULE} {length} {recall} {kernel.extra_repr()} {kernel.recall_bits}".encode())
     config = model.config.to_dict()
     digest.update(repr(sorted((k, str(v)) for k, v in config.items() if not k.startswith("_"))).encode())
-    for _, weight in list(model.named_parameters())[:: max(1, len(list(model.parameters())) // 16)]:
-        digest.update(weight.detach().flatten()[:4096].float().cpu().numpy().tobytes())
+    digest.update(weights_digest(model))
     return digest.hexdigest()[:24]
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._tensor_files import read_tensors, write_tensors
+from .fingerprint import weights_digest
 
 NAME = "linattn-unfinished.safetensors"
-SAMPLE = 4096  # numbers of the first weight that tell one model from another
 
 
 class Unfinished:
@@ -49,7 +49,6 @@ class Unfinished:
 def _fingerprint(model: Any, ids: Tensor, setting: tuple[object, ...]) -> str:
     found = hashlib.sha256(repr(setting).encode())
     found.update(model.config.to_json_string().encode())
-    first = next(model.parameters()).detach().flatten()[:SAMPLE].float().cpu()
-    for x in (ids.detach().to(torch.int64).cpu(), first):
-        found.update(x.contiguous().numpy().tobytes())
+    found.update(weights_digest(model))
+    found.update(ids.detach().to(torch.int64).cpu().contiguous().numpy().tobytes())
     return found.hexdigest()
