@@ -106,3 +106,26 @@ def test_autocast_narrows_neither_features_nor_sums(name, causal):
     assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
     assert torch.allclose(state.S, after.S, rtol=1e-5, atol=1e-5)
     assert torch.allclose(unread.S, after.S, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stream_of_tokens_without_heads_and_a_decay_for_each_channel():
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randn(5, 4, generator=generator) for _ in range(3)]
+    log_decay = -torch.rand(5, 4, generator=generator)
+    options = {"kernel": "identity", "normalize": False, "is_causal": True}
+    parts, state = [], None
+    for i in range(5):
+        token = [x[i : i + 1] for x in tokens]
+        part, state = linattn.attention(
+            *token, log_decay=log_decay[i : i + 1], state=state, return_state=True, **options
+        )
+        parts.append(part)
+    assert_close(torch.cat(parts), linattn.attention(*tokens, log_decay=log_decay, **options))
+
+
+def test_one_token_refuses_an_unknown_engine():
+    token = [torch.ones(1, 1, 1, 4)] * 3
+    options = {"kernel": "identity", "normalize": False, "is_causal": True, "return_state": True}
+    _, state = linattn.attention(*token, **options)
+    with pytest.raises(ValueError, match="unknown engine 'nativ'"):
+        linattn.attention(*token, state=state, engine="nativ", **options)

@@ -65,6 +65,12 @@ def test_padding_changes_nothing(layer):
         close(state.rule.S[i], last.rule.S[0])
 
 
+def test_a_state_of_another_batch_is_refused(layer):
+    _, state = layer(hidden(3, 5), return_state=True)
+    with pytest.raises(ValueError, match="this state has|of this call's"):
+        layer(hidden(2, 5), state=state)
+
+
 def test_every_parameter_is_trained(layer):
     x = hidden(1, 20)
     layer(x).square().sum().backward()

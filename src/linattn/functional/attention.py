@@ -182,7 +182,7 @@ def attention(
         fast = _fast_path(query, key, value, kernel, scale, is_causal, enable_gqa, state, return_state)
         if fast is not None:
             return fast
-    if type(state) is RecurrentState and unmasked and is_causal and return_state and gate is None and engine != "torch":
+    if type(state) is RecurrentState and unmasked and native and is_causal and return_state and gate is None:
         quick = decayed_attention.decode(
             query, key, value, kernel, scale, enable_gqa, normalize, log_decay, state, donate_state
         )

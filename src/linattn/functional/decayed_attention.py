@@ -68,7 +68,8 @@ def per_channel(arguments: Arguments) -> bool:
     if arguments.query.dim() > 2:
         return x.dim() == arguments.query.dim()
     tokens = arguments.key.shape[-2] if isinstance(arguments.key, Tensor) and arguments.key.dim() == 2 else 0
-    return x.dim() == 2 and tokens > 1 and x.shape[0] == tokens
+    # (1, features) of one token is not (1 head, 1 token) if there are several features.
+    return x.dim() == 2 and x.shape[0] == tokens and (tokens > 1 or x.shape[1] > 1)
 
 
 def decode(

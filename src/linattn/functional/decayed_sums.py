@@ -36,7 +36,13 @@ def decayed_sums(
     if scale is not None:
         check_scale(scale)
     router, tokens = routing.current(), (query, key, value, None, log_decay)
-    if state is not None and key_mask is None and cu_seqlens is None and engine != "torch" and router is None:
+    if (
+        state is not None
+        and key_mask is None
+        and cu_seqlens is None
+        and engine in ("auto", "native")
+        and router is None
+    ):
         quick = decode("decayed_sums", tokens, (scale, False, enable_gqa), state)
         if quick is not None:
             return quick

@@ -86,7 +86,12 @@ def _positions(x: Tensor, key_mask: Tensor | None, state: MixerState | None) -> 
     before = seen.cumsum(-1) - seen.long()
     if (router := routing.current()) is not None:  # the tokens of the shards before this one
         before = before + router.tokens_before(seen.sum(-1)).unsqueeze(-1)
-    return before if state is None else before + cast(RecurrentState, state.rule).tokens[..., :1]
+    if state is None:
+        return before
+    tokens = cast(RecurrentState, state.rule).tokens
+    if tokens.shape[:-1] != (B,):
+        raise ValueError(f"this state has a batch of {tuple(tokens.shape[:-1])}; the call has {B} sequences.")
+    return before + tokens[..., :1]
 
 
 def rotate(x: Tensor, positions: Tensor, base: float) -> Tensor:
