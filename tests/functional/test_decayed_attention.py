@@ -129,3 +129,14 @@ def test_one_token_refuses_an_unknown_engine():
     _, state = linattn.attention(*token, **options)
     with pytest.raises(ValueError, match="unknown engine 'nativ'"):
         linattn.attention(*token, state=state, engine="nativ", **options)
+
+
+@pytest.mark.parametrize("decay", [None, "head", "channel"])
+def test_keys_that_a_batch_shares_make_a_state_without_queries(decay):
+    q, k, v, log_decay, _ = draw(3, 3, decay, masked=False)
+    options = {"kernel": "identity", "normalize": False, "is_causal": True, "return_state": True, "enable_gqa": True}
+    out, unread = linattn.attention(q[:, :, :0], k[:1], v[:1], log_decay=log_decay, **options)
+    _, state = linattn.attention(q, k[:1], v[:1], log_decay=log_decay, **options)
+    assert out.shape == (2, HEADS, 0, VALUE_DIM)
+    assert_close(unread.S, state.S)
+    assert unread.tokens.tolist() == state.tokens.tolist()

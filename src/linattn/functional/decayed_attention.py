@@ -222,8 +222,9 @@ def _causal(
     query, key, value, scale, log_decay, mask = tokens
     L, S = query.shape[-2], key.shape[-2]
     if L == 0 and bounds is None:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+        key, value = (x.expand(*batch, *x.shape[-3:]) for x in (key, value))
         new = decayed_state(key, value, log_decay=log_decay, key_mask=mask, state=state)
-        batch = new.S.shape[:-3]
         return query.new_zeros(*batch, query.shape[-3], 0, value.shape[-1]), new
     pad = torch.nn.functional.pad
     if L < S:
