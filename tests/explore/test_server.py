@@ -1,7 +1,11 @@
 """The served explorer: a model's heads on the reader's text, times of this machine, and nothing for other sites."""
 
+import http.client
 import json
+import math
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -55,6 +59,60 @@ def test_only_its_own_page_is_answered():
         assert post(address + "/api/nothing", {})[0] == 404
         assert post(address + "/api/double", {"x": 4}, Origin="https://elsewhere.example")[0] == 403
         assert post(address + "/api/double", {"x": 4}, Host="elsewhere.example")[0] == 403
+
+
+def fail(_):
+    raise RuntimeError("no memory")
+
+
+ANSWERS = {"/api/double": lambda q: {"x": 2 * q["x"]}, "/api/fail": fail, "/api/nan": lambda _: {"x": math.nan}}
+BAD_QUESTIONS = [
+    ("/api/double", b"[]", 400, "a question must be a JSON object"),
+    ("/api/double", b"{}", 400, "the question has no 'x'"),
+    ("/api/double", b"{", 400, "Expecting property name"),
+    ("/api/double", b"[" * 100000, 400, "recursion"),
+    ("/api/times", b'{"settings": [], "dim": 8}', 400, "'get'"),
+    ("/api/times", b'{"settings": {"kernel": "elu"}, "dim": 1e999}', 400, "infinity"),
+    ("/api/fail", b"{}", 500, "the answer failed: RuntimeError no memory"),
+    ("/api/nan", b"{}", 400, "not JSON compliant"),
+]
+
+
+def test_bad_questions_are_told_what_is_wrong(capfd):
+    with served("", {**ANSWERS, "/api/times": explore._times}) as address:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
+        for path, body, status, said in BAD_QUESTIONS:  # all through one connection
+            connection.request("POST", path, body)
+            answer = connection.getresponse()
+            assert (answer.status, said in json.load(answer)["error"]) == (status, True), body[:40]
+        for length in ("-1", "many", "9" * 5000, str(2**30)):
+            connection.request("POST", "/api/double", b"", {"Content-Length": length})
+            answer = connection.getresponse()
+            assert answer.status == 404
+            answer.read()
+        connection.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_who_leaves_is_no_error(capfd):
+    asked = threading.Event()
+
+    def slow(_):
+        asked.set()
+        time.sleep(0.05)
+        return {"x": "y" * 5_000_000}
+
+    with served("", {"/api/slow": slow}) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as reader:
+            reader.sendall(f"POST /api/slow HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+            assert asked.wait(10)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_that_is_taken_is_named():
+    with served("", {}) as address, pytest.raises(ValueError, match=r"port \d+ cannot be used: .* by --port"):
+        make_server("", {}, int(address.rpartition(":")[2]))
 
 
 def test_times_are_measured_for_the_settings_of_the_page():
