@@ -19,7 +19,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], meta
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if temporary.is_file():  # pipes and devices cannot be synced
+                os.fsync(file.fileno())
 
     write_file(path, write)
 

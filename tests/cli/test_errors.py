@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cli_support import check_refused, process, refusal, with_places
+from cli_support import check_refused, exit_code, process, refusal, with_places
 from linattn.cli import fidelity_tasks
 
 GENERATE = ["generate", "--model", "smollm2"]
@@ -174,3 +174,10 @@ def test_damaged_weights_and_wrong_uses_of_a_model(tiny_model, tmp_path, capfd):
     saved.mkdir()
     (saved / "linattn_calibration.json").write_text(json.dumps({"no": "budgets"}))
     refusal(["generate", *model, "--prompt", "a", "--calibration", str(saved)], capfd)
+
+
+def test_a_closed_stdout_is_no_failure(monkeypatch, capfd):
+    """As after `linattn info >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert exit_code(["info"]) == 0
+    assert capfd.readouterr().err == ""

@@ -3,9 +3,11 @@
 import argparse
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from .._commandline import real, require, seed, whole, words
 from .models import HELP
+from .names import MODELS
 
 EXAMPLES = """examples:
   linattn read book.txt --model smollm2 --kernel nearfar --save book.state
@@ -42,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     choice, context = saved_choice(args.state)
     choice = replace(choice, model=args.model or choice.model)
+    if args.model is None and not Path(choice.model).exists() and choice.model not in MODELS:
+        raise ValueError(f"the model that read it, {choice.model}, is not there: name it by --model.")
     check_model(choice.model)
     model = load_choice(choice, args.context or context, args.threads)
     snapshot = snapshots.load(args.state, model.new_cache(), model.fingerprint)

@@ -10,6 +10,7 @@ from .model_options import add_nearfar_options, nearfar_choice
 from .models import HELP, add_dtype, check_model, load_model, read_text
 from .progress import progress
 
+LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
 CHUNK = 512  # tokens of the prompt that are read at once
 EXAMPLES = """examples:
   linattn generate --model smollm2 --prompt "Once upon a time"
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     text = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
     if not text:
         raise ValueError("--prompt is empty.")
+    if 0 < args.temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"--temperature must be 0 or at least {LEAST_TEMPERATURE:g}, got {args.temperature:g}.")
     require("transformers", requirement="'linattn[hf]'")
     import torch
     from transformers import TextStreamer

@@ -6,7 +6,8 @@ import time
 
 from .._commandline import add_output
 from .model_options import add_model_options, load_served
-from .models import read_text
+from .models import check_model, read_text
+from .names import MODELS
 
 EXAMPLES = """examples:
   linattn read book.txt --model smollm2 --kernel nearfar --save book.state
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_model(args.model)
     text = read_text(args.document)
     from pathlib import Path
 
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     if Path(target).resolve() == Path(args.document).resolve():
         raise ValueError(f"the state would replace {args.document}: name another file by --save.")
     check_writable(target)
+    if args.model not in MODELS:  # `ask` may be called in another folder
+        args.model = str(Path(args.model).absolute())
     model = load_served(args)
     from tqdm import tqdm
 
@@ -48,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         snapshot = read_document(model, text, on_read)
     seconds = time.perf_counter() - begun
     snapshots.save(target, snapshot, model.fingerprint)
+    if not Path(target).is_file():  # a pipe or a device, which holds the state and nothing else
+        return 0
     size = Path(target).stat().st_size / 2**20
     print(f"{target}: {len(snapshot.tokens)} tokens read in {seconds:.1f} s, {size:.1f} MiB")
     return 0

@@ -26,7 +26,8 @@ def run(argv: Sequence[str] | None) -> int:
         check_outputs(args)
         with _interruptible():
             code = int(args.run(args) or 0)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed by the shell
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,11 +3,13 @@
 import argparse
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 
 from .._commandline import real, require, whole
 from .model_options import add_model_options, load_served
+from .models import check_model
 
 MIB = 2**20
 EXAMPLES = """examples:
@@ -53,20 +55,26 @@ def run(args: argparse.Namespace) -> int:
     require("jinja2", requirement="'linattn[serve]'")
     from ..serve.middleware import is_loopback
 
-    if args.api_key is not None and not args.api_key.strip():
-        raise ValueError("--api-key is empty: no client would need a key. Leave it out if that is meant.")
     for origin in args.cors_origin:
-        if origin != "*" and not origin.startswith(("http://", "https://")):
-            raise ValueError(f"--cors-origin must be * or begin with http:// or https://, got {origin!r}.")
-    key = args.api_key or os.environ.get("LINATTN_API_KEY") or None
+        _check_origin(origin)
+    key = _key(args.api_key)
     if not is_loopback(args.host) and key is None:
         raise ValueError(f"--host {args.host} is open to other machines: give an --api-key too.")
     if args.state_dir is not None:
         args.state_dir.mkdir(parents=True, exist_ok=True)
+    check_model(args.model)
+    with _bind(args.host, args.port) as listening:
+        _serve(args, key, listening)
+    return 0
+
+
+def _serve(args: argparse.Namespace, key: str | None, listening: socket.socket) -> None:
+    """Loads the model and answers until it is told to stop."""
     import uvicorn
 
     from ..serve.app import create_app
     from ..serve.limits import Limits
+    from ..serve.middleware import is_loopback
     from ..serve.schedule import Schedule
     from ..serve.service import Service
 
@@ -92,12 +100,41 @@ def run(args: argparse.Namespace) -> int:
     app = create_app(service, key=key, loopback=is_loopback(args.host), origins=tuple(args.cors_origin))
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("linattn.serve").setLevel(logging.INFO)
-    config = uvicorn.Config(
-        app, host=args.host, port=args.port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-    )
-    listening = config.bind_socket()
+    config = uvicorn.Config(app, host=args.host, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     address, port = listening.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
     print(f"serving {service.name} ({args.kernel}) at http://{host}:{port}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run(sockets=[listening])
-    return 0
+
+
+def _key(given: str | None) -> str | None:
+    """The key that clients must send, from the option or the environment; ValueError for one that none could send."""
+    if given is not None and not given.strip():
+        raise ValueError("--api-key is empty: no client would need a key. Leave it out if that is meant.")
+    key = given or os.environ.get("LINATTN_API_KEY") or None
+    if key is not None and not all("!" <= c <= "~" for c in key):
+        where = "--api-key" if given else "$LINATTN_API_KEY"
+        raise ValueError(
+            f"{where} must be of ASCII letters, digits and signs, without spaces: no client could send it."
+        )
+    return key
+
+
+def _check_origin(origin: str) -> None:
+    """Raises ValueError for what no browser sends as an origin."""
+    if origin != "*" and not origin.startswith(("http://", "https://")):
+        raise ValueError(f"--cors-origin must be * or begin with http:// or https://, got {origin!r}.")
+    if "/" in origin.partition("://")[2]:
+        raise ValueError(f"--cors-origin is a page's scheme, host and port without a path or slash, got {origin!r}.")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """The address, taken before the model is loaded; ValueError if it cannot be had."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise ValueError(f"cannot listen at --host {host} --port {port}: {error.strerror}.") from error
+    return found

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ class Service:
         log_text: bool = False,
     ):
         self.model, self.limits, self.metrics, self.log_text = model, limits, Metrics(), log_text
-        self.name = Path(model.choice.model).name.removesuffix(".gguf")
+        self.name = os.path.basename(os.path.abspath(model.choice.model)).removesuffix(".gguf")  # of "." too
         self.prompts = Prompts(model.tokenizer)
         self.folder = StateFolder(folder, model.fingerprint, model.new_cache, disk) if folder else None
         schedule = schedule or Schedule(rows=limits.max_concurrent)
