@@ -19,7 +19,7 @@ import linattn
 from browser_support import chromium, watched_page
 from linattn.cli import explore
 from linattn.explore.page import explorer_page
-from linattn.explore.server import make_server
+from linattn.explore.server import ExplorerServer, make_server
 from linattn.explore.times import kernel_of, measure_times
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -94,8 +94,10 @@ def test_bad_questions_are_told_what_is_wrong(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_reader_who_leaves_is_no_error(capfd):
-    asked = threading.Event()
+def test_a_reader_who_leaves_is_no_error(capfd, monkeypatch):
+    asked, ended = threading.Event(), threading.Event()
+    close = ExplorerServer.shutdown_request
+    monkeypatch.setattr(ExplorerServer, "shutdown_request", lambda *given: (close(*given), ended.set()))
 
     def slow(_):
         asked.set()
@@ -107,6 +109,7 @@ def test_a_reader_who_leaves_is_no_error(capfd):
         with socket.create_connection((host, int(port))) as reader:
             reader.sendall(f"POST /api/slow HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
             assert asked.wait(10)
+        assert ended.wait(10)
     assert capfd.readouterr().err == ""
 
 
