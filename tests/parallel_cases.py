@@ -230,6 +230,39 @@ def refusals(who: Members) -> None:
     assert out.shape == x.shape
 
 
+def disagreements(who: Members) -> None:
+    """Processes that do not pass the same options all raise an error, where their messages have one size; then all goes on."""
+    x, decay, beta = torch.randn(1, 2, 6, 8), -torch.rand(1, 2, 6), torch.rand(1, 2, 6)
+    other, total = who.rank == 0, 6 * who.size
+    _, state = linattn.attention(x, x, x, kernel="elu", is_causal=True, return_state=True)
+    sums = {"call": parallel.attention, "is_causal": True, "kernel": "elu"}
+    seeded = [linattn.kernels.Positive(8, 16, seed=seed) for seed in (1, 2)]
+    cases = [
+        {**sums, "kernel": "relu" if other else "elu"},
+        {**sums, "kernel": seeded[other]},
+        {**sums, "scale": 0.5 if other else None, "kernel": seeded[0]},
+        {**sums, "log_decay": decay if other else None},
+        {**sums, "gate": decay.exp() if other else None},
+        {**sums, "cu_seqlens": [0, 3 + other, total]},
+        {**sums, "state": state if other else None},
+        {**sums, "kernel": linattn.NearFar(window=4 + other, slots=4), "schedule": "auto"},
+        {**sums, "kernel": "softmax", "is_causal": other, "schedule": "auto"},
+        {"call": parallel.delta_rule, "beta": beta, "normalize_qk": other},
+        {"call": parallel.delta_rule, "beta": beta, "scale": 1.0 + other},
+    ]
+    for options in cases:
+        call = options.pop("call")
+        with pytest.raises(RuntimeError, match="did not make the same call"):
+            call(x, x, x, **{"schedule": "gather", "group": who.group, **options})
+    scan, weight = torch.rand(2, 8, 6), torch.rand(8, 4)
+    tokens = scan, scan, -weight, scan[:, :4], scan[:, :4]
+    with pytest.raises(RuntimeError, match=r"did not make the same call.*selective_scan"):
+        parallel.selective_scan(*tokens, delta_softplus=other, group=who.group, schedule="gather")
+    with pytest.raises(RuntimeError, match="did not make the same call"):
+        parallel.causal_conv1d(scan, weight, activation="silu" if other else None, group=who.group)
+    assert parallel.attention(x, x, x, kernel="elu", is_causal=True, group=who.group).shape == x.shape
+
+
 def many_layers(who: Members, dies: int, how: str) -> str:
     """Calls until a process is lost; returns the error. Process `dies` ends, or stops to answer, after a few calls."""
     import os

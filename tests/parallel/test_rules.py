@@ -8,7 +8,7 @@ from parallel_support import SIZES
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", ["attention", "whole_tokens", "delta_rule", "scans", "refusals"])
+@pytest.mark.parametrize("case", ["attention", "whole_tokens", "delta_rule", "scans", "refusals", "disagreements"])
 def test_a_rule_over_shards_equals_one_process(pool, case, size):
     pool.run(size, f"parallel_cases.{case}")
 

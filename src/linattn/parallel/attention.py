@@ -11,6 +11,7 @@ from ..functional import checks, routing
 from ..functional.attention import attention as local_attention
 from ..functional.decayed_attention import per_channel
 from ..functional.normalise import Arguments, read_masks
+from ..functional.recurrent import RuleArguments
 from ..kernels import Custom, Kernel, KernelName, Precondition, Softmax
 from ..kernels.names import constant
 from ..nearfar import NearFar
@@ -113,6 +114,15 @@ def _over_shards(arguments: Arguments, who: Members, schedule: Schedule) -> Tens
     if flat:
         arguments = _with_heads(arguments)
     kernel = constant(arguments.kernel, arguments.query)
+    who = who.about(
+        "attention",
+        query=arguments.query,
+        kernel=kernel.signature(arguments.scale, arguments.query.shape[-1]),
+        is_causal=arguments.is_causal,
+        normalize=arguments.normalize,
+        **shared_options(arguments, schedule),
+        gate=arguments.gate,
+    )
     if isinstance(kernel, (NearFar, Softmax)):
         checks.check_sums(kernel, arguments.normalize, arguments.log_decay is not None or arguments.gate is not None)
         out = (
@@ -136,6 +146,18 @@ def _over_shards(arguments: Arguments, who: Members, schedule: Schedule) -> Tens
         out, final = run_full(rule, layout, state=arguments.state, return_state=arguments.return_state)
     out = connected(out.squeeze(-3) if flat else out, *rule.tokens.values(), *kernel.parameters())
     return out if final is None else (out, final)
+
+
+def shared_options(arguments: Arguments | RuleArguments, schedule: Schedule) -> dict[str, object]:
+    """What all processes pass alike, by name: a state and a decay or none, the same bounds, the same results."""
+    cu_seqlens = arguments.cu_seqlens
+    return {
+        "log_decay": arguments.log_decay,
+        "cu_seqlens": cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens,
+        "state": arguments.state is not None,
+        "return_state": arguments.return_state,
+        "schedule": schedule,
+    }
 
 
 def layout_of(cu_seqlens: object, tokens: int, device: torch.device, who: Members) -> Layout:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..states import LinearState, State
 from .exchange import Exchange, Fold, tie
 from .groups import Members
-from .messages import Tensors
+from .messages import Tensors, failed
 from .pipeline import hand_on, spread, take_over
 from .rows import Rows
 from .rules import Rule, join_states, rebuilt, split_state, stack_states
@@ -221,7 +221,10 @@ def with_guarded(
     else:
         for place, i in enumerate(layout.packing.shards[layout.who.rank].sequences):
             counts.select(batch, i).add_(seen.select(batch, place))
-    dist.all_reduce(counts, group=layout.who.group)
+    try:
+        dist.all_reduce(counts, group=layout.who.group)
+    except RuntimeError as error:
+        raise failed(layout.who, error) from error
     if isinstance(given, LinearState):
         counts += given.guarded
     return rebuilt(final, {**final.tensors(), "guarded": counts})  # type: ignore[return-value]

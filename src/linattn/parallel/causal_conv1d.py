@@ -42,10 +42,13 @@ def causal_conv1d(
     who = members(group)
     with routing.routed(None):
         if who.size == 1:
-            kept: Any = {"state": state, "return_state": return_state, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
-            return local_conv(x, **options, **kept)
+            alone: Any = {"state": state, "return_state": return_state, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            return local_conv(x, **options, **alone)
         mask = None if key_mask is None else key_mask.expand(*x.shape[:-2], x.shape[-1])
         rule = ConvRule(x, mask, options, x.dim() - 2)
+        bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+        kept = {"cu_seqlens": bounds, "state": state is not None, "return_state": return_state}
+        who = who.about("causal_conv1d", x=x, activation=activation, bias=bias, **kept)
         layout = layout_of(cu_seqlens, x.shape[-1], x.device, who)
         out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule="gather")
     out = connected(out, x, weight, bias)

@@ -14,7 +14,7 @@ from ..functional.recurrent import RuleArguments
 from ..functional.recurrent_checks import check_heads, check_same_tokens
 from ..ops.packing import CuSeqlens
 from ..states import State
-from .attention import DECAYED_EXTRA, expanded, layout_of
+from .attention import DECAYED_EXTRA, expanded, layout_of, shared_options
 from .causal import run_causal
 from .exchange import connected
 from .groups import GroupLike, Members, members
@@ -111,6 +111,13 @@ def _over_shards(arguments: RuleArguments, who: Members, schedule: Schedule) -> 
     else:
         options |= {"normalize_qk": arguments.normalize_qk, "return_state": True}
         rule = DeltaRule(local_delta_rule, tokens, options, len(batch), DELTA_EXTRA)
+    who = who.about(
+        "decayed_sums" if arguments.beta is None else "delta_rule",
+        query=arguments.query,
+        scale=arguments.scale,
+        normalize_qk=arguments.normalize_qk,
+        **shared_options(arguments, schedule),
+    )
     layout = layout_of(arguments.cu_seqlens, tokens["key"].shape[-2], tokens["key"].device, who)
     state, return_state = arguments.state, arguments.return_state
     out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)

@@ -1,12 +1,15 @@
 """The processes that share a sequence."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 GroupLike: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
@@ -15,11 +18,15 @@ SEQUENCE_NAMES = ("sequence", "seq", "sp", "cp", "context")  # of a mesh's dimen
 
 @dataclass(frozen=True)
 class Members:
-    """A process group, this process's place in it, and the global ranks of all its processes in order."""
+    """A process group, this process's place in it, and the global ranks of all its processes in order.
+
+    call: what these messages are about. It must be the same on all processes; `digest` of it is part of every message.
+    """
 
     group: dist.ProcessGroup
     rank: int
     ranks: tuple[int, ...]
+    call: str = ""
 
     @property
     def size(self) -> int:
@@ -32,6 +39,20 @@ class Members:
     @property
     def last(self) -> bool:
         return self.rank == self.size - 1
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Seven bytes."""
+        return hashlib.blake2b(self.call.encode(), digest_size=7).digest()
+
+    def about(self, function: str, **options: object) -> "Members":
+        """The same processes, for messages of one call with these options. Of a tensor, only its dtype counts."""
+        words = [f"{name}={_word(value)}" for name, value in options.items()]
+        return replace(self, call=f"{function}({', '.join(words)})")
+
+
+def _word(value: object) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else str(value)
 
 
 _entered: ContextVar[Members | None] = ContextVar("linattn_members", default=None)

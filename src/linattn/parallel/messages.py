@@ -1,7 +1,7 @@
 """Messages between processes: several tensors in one buffer of bytes, counted, with errors that say what happened.
 
 Every process of an exchange passes tensors of the same names, shapes and dtypes. A message starts with a flag: whether its
-sender will run a backward pass through it.
+sender will run a backward pass through it; and with a digest of the sender's call, which must be that of the receiver.
 """
 
 from collections import deque
@@ -77,24 +77,31 @@ def wait(work: Any, who: Members) -> None:
         raise failed(who, error) from error
 
 
-def pack(tensors: Tensors, flag: bool) -> Tensor:
-    """One buffer of uint8: the flag, then each tensor at a multiple of 8 bytes."""
+def pack(tensors: Tensors, flag: bool, who: Members) -> Tensor:
+    """One buffer of uint8: the flag and the call's digest, then each tensor at a multiple of 8 bytes."""
     device = next(iter(tensors.values())).device
-    parts = [torch.full((_ALIGN,), int(flag), dtype=torch.uint8, device=device)]
+    parts = [torch.tensor([int(flag), *who.digest], dtype=torch.uint8, device=device)]
     for x in tensors.values():
         raw = x.detach().contiguous().view(-1).view(torch.uint8)
         parts += [raw, raw.new_zeros(-raw.numel() % _ALIGN)]
     return torch.cat(parts)
 
 
-def unpack(buffer: Tensor, like: Tensors) -> tuple[Tensors, bool]:
+def unpack(buffer: Tensor, like: Tensors, who: Members) -> tuple[Tensors, bool]:
     """The tensors of a buffer, of the names, shapes and dtypes of others, and its flag."""
+    flag, *digest = buffer[:_ALIGN].tolist()
+    if bytes(digest) != who.digest:
+        raise RuntimeError(
+            f"the processes of a sequence-parallel group (global ranks {list(who.ranks)}) did not make the same call: process "
+            f"{who.rank} of {who.size} called {who.call}, and another one something else. All of them pass the same kernel, "
+            "dtype and options, the same bounds of packed sequences, and a state and a decay or none."
+        )
     found, at = {}, _ALIGN
     for name, x in like.items():
         size = x.numel() * x.element_size()
         found[name] = buffer[at : at + size].view(x.dtype).view(x.shape)
         at += size + -size % _ALIGN
-    return found, bool(buffer[0])
+    return found, bool(flag)
 
 
 class Gathering:
@@ -102,7 +109,7 @@ class Gathering:
 
     def __init__(self, tensors: Tensors, who: Members, *, flag: bool, kind: str):
         self.who, self.like = who, tensors
-        own = pack(tensors, flag)
+        own = pack(tensors, flag, who)
         self.buffers = [torch.empty_like(own) for _ in range(who.size)]
         count(kind, own.numel() * (who.size - 1))
         try:
@@ -113,7 +120,7 @@ class Gathering:
     def wait(self) -> tuple[list[Tensors], bool]:
         """The tensors of every process, and whether any of them set its flag."""
         wait(self.work, self.who)
-        found = [unpack(buffer, self.like) for buffer in self.buffers]
+        found = [unpack(buffer, self.like, self.who) for buffer in self.buffers]
         return [tensors for tensors, _ in found], any(flag for _, flag in found)
 
 
@@ -132,7 +139,7 @@ def send(tensors: Tensors, to: int, who: Members, *, flag: bool = False) -> None
     """
     while len(_pending) >= MOST_PENDING:
         wait(_pending.popleft()[0], who)
-    buffer = pack(tensors, flag)
+    buffer = pack(tensors, flag, who)
     try:
         _pending.append((dist.isend(buffer, who.ranks[to], group=who.group), buffer))
     except RuntimeError as error:
@@ -150,7 +157,7 @@ def receive(like: Tensors, source: int, who: Members, *, kind: str) -> tuple[Ten
     except RuntimeError as error:
         raise failed(who, error) from error
     wait(work, who)
-    return unpack(buffer, like)
+    return unpack(buffer, like, who)
 
 
 def exchange_parts(parts: Sequence[Tensor], sizes: Sequence[int], who: Members, *, kind: str) -> list[Tensor]:

@@ -68,13 +68,13 @@ class _HandOn(torch.autograd.Function):
 def spread(tensors: Tensors, who: Members) -> tuple[Tensors, Tensor | None]:
     """The tensors of the last process, on all of them, and a tensor to `tie` to the output. Others pass any of that shape."""
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    buffer = pack(tensors, wanted)
+    buffer = pack(tensors, wanted, who)
     count("forward", 0 if who.last else buffer.numel())
     try:
         dist.broadcast(buffer, who.ranks[-1], group=who.group)
     except RuntimeError as error:
         raise failed(who, error) from error
-    found, differentiable = unpack(buffer, tensors)
+    found, differentiable = unpack(buffer, tensors, who)
     if not (differentiable and torch.is_grad_enabled()):
         return found, None
     anchor = torch.zeros((), requires_grad=True)

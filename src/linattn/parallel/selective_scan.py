@@ -52,7 +52,9 @@ def selective_scan(
         if who.size == 1:
             out, last = rule.run(state, None)
             return (out, last) if return_state else out
-        layout = Layout(who, None)
+        options: Any = {"z": z, "D": D, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
+        options |= {"state": state is not None, "return_state": return_state, "schedule": schedule}
+        layout = Layout(who.about("selective_scan", u=u, **options), None)
         out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule=schedule)
     out = connected(out, *call[:8])
     return (out, final) if isinstance(final, ScanState) else out
