@@ -19,6 +19,7 @@ from .modules import (
     attention_modules,
     configs_of,
     head_dim,
+    is_attached,
     is_sliding,
     of_layer,
     refuse_unsupported,
@@ -86,10 +87,13 @@ def attach(
     Returns:
         The model.
     """
-    if getattr(model, "_linattn", None) is not None:
-        raise ValueError("this model has linattn attached already: call linattn.hf.detach(model) first.")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"attach takes a transformers PreTrainedModel, got {type(model).__name__}.")
+    if is_attached(model):
+        raise ValueError(
+            "this model, or a part of it, has linattn attached already: call linattn.hf.detach(model) first, with what it was "
+            "attached to."
+        )
     linear = linear_layers(model)
     if mean_slots is not None or memory is not None:
         kernel, budgets = _found_budgets(model, kernel, budgets, mean_slots, memory), None
@@ -145,6 +149,11 @@ def _attach_kernels(
             f"{type(model).__name__} has no attention layer that goes through transformers' attention interface."
         )
     chosen = _choose_kernels(found, kernel, budgets)
+    if any(config._attn_implementation in (NAME, PADDING) for config in configs_of(model)):
+        raise ValueError(
+            "this model shares its configuration with another one, or another part, that linattn is attached to, and detaching "
+            "one would change both: attach the whole model, or give it a configuration of its own (copy.deepcopy)."
+        )
     for config in configs_of(model):
         attached.implementations.append((config, config._attn_implementation))
     if any(has_own_softmax(module) for _, module in found):

@@ -26,6 +26,11 @@ from .modules import is_sliding
 
 NAME = "linattn"
 PADDING = "linattn_padding"  # whose mask is always a tensor: MPT converts it without looking
+STATIC = "_dynamo_static_input_type"  # an attribute of the keys of static caches
+NOT_OURS = (
+    "a static cache came to a layer that linattn is not attached to, but whose configuration it changed for another part or "
+    "model: which keys are written is not known here. Use a DynamicCache, or give the other one a configuration of its own."
+)
 CACHE = "linattn_cache"  # the keyword argument that brings a call's cache to `attend`
 
 # Options that change the attention weights, and why they are not supported where the layer's kernel does not have them.
@@ -49,7 +54,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of one layer, (B, H, L, D) -> (B, L, H, M), by the kernel that `attach` gave it."""
     layer = _cache_layer(module, kwargs.pop(CACHE, None))
-    if isinstance(layer, StaticLayer) and not layer.is_sliding:
+    if layer is None or isinstance(layer, StaticLayer):
         key, value, attention_mask = _written(layer, key, value, attention_mask)
     sinks = kwargs.pop("s_aux", None)
     own = module.__dict__  # a module's getattr raises and catches for what is not there
@@ -201,7 +206,7 @@ def make_mask(
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         raise ValueError(
             "linattn cannot serve this attention pattern (packed sequences by position_ids, prefix or image blocks): "
-            "pass one sequence per row with an attention_mask, or call linattn.hf.detach."
+            "pass one sequence per row with an attention_mask (a compiled model always needs one), or call linattn.hf.detach."
         )
     return flash_attention_mask(**options, **kwargs)
 
@@ -225,17 +230,27 @@ def _cache_layer(module: Any, cache: Cache | None) -> Any:
 
 
 def _written(layer: Any, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Without the unwritten positions of a static cache."""
+    """Without the unwritten positions of a static cache; sliding layers have a mask that hides them. None: no known cache."""
+    if layer is None:
+        _refuse_static(key, mask)
+    if layer is None or layer.is_sliding:
+        return key, value, mask
     if key.shape[2] != layer.max_cache_len:
         raise ValueError(
             f"a static cache of {layer.max_cache_len} tokens came with {key.shape[2]} keys: which of them are written is "
             "not known here. Use a DynamicCache or a linattn.hf.StateCache with this model."
         )
     tokens = int(layer.get_seq_length())
-    if mask is not None and mask.dim() == 2:
-        mask = mask[:, :tokens]  # BLOOM's is as wide as the cache
-        mask = None if bool(mask.all()) else mask  # transformers always makes one for static caches
+    mask = None if mask is None else mask[..., :tokens]  # some are as wide as the cache, such as BLOOM's
+    if mask is not None and mask.dim() == 2 and bool(mask.all()):
+        mask = None  # transformers always makes one for static caches
     return key[:, :, :tokens], value[:, :, :tokens], mask
+
+
+def _refuse_static(key: Tensor, mask: Tensor | None) -> None:
+    """Raises for the keys of a static cache that a module was not told of, unless a full mask says which are written."""
+    if not torch.compiler.is_compiling() and STATIC in key.__dict__ and (mask is None or mask.dim() != 4):
+        raise ValueError(NOT_OURS)
 
 
 def _hidden_keys(mask: Tensor | None) -> Tensor | None:

@@ -30,6 +30,7 @@ from .modules import (
     configs_of,
     head_counts,
     head_dim,
+    is_attached,
     is_sliding,
     layer_keys,
     refuse_unsupported,
@@ -91,7 +92,7 @@ def calibrate(
     """
     if input_ids.dim() != 2 or input_ids.shape[0] < 1 or input_ids.shape[1] < 256:
         raise ValueError(f"calibrate takes (passages, tokens) of at least 256 tokens, got {tuple(input_ids.shape)}.")
-    if getattr(model, "_linattn", None) is not None:
+    if is_attached(model):
         raise ValueError("calibrate measures a model's own attention: call linattn.hf.detach(model) first.")
     refuse_other_inputs(model)
     if save is not None:  # a folder that cannot be made fails before the work

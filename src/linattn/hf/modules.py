@@ -96,6 +96,16 @@ def set_interface(model: Any, name: str) -> None:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced.")
 
 
+def is_attached(model: nn.Module) -> bool:
+    """Whether linattn is attached to a model, to a part of it, or to a model that it is a part of."""
+    ours = ("_linattn", "linattn_kernel", "linattn_biases")
+    return any(
+        any(name in module.__dict__ or name in module._modules for name in ours)  # noqa: SLF001
+        or type(module.__dict__.get("forward")).__module__.startswith("linattn.hf")
+        for module in model.modules()
+    )
+
+
 def configs_of(model: nn.Module) -> list[Any]:
     """The configurations that select a model's attention, each once."""
     found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
