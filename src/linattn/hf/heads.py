@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .calibrate import show_attention
+from .calibrate import measured_layers, show_attention
+from .modules import layer_keys
 
 
 @torch.inference_mode()
@@ -25,6 +26,7 @@ def read_heads(
     """
     if input_ids.dim() != 2 or input_ids.shape[0] != 1:
         raise ValueError(f"read_heads takes one text, (1, tokens), got shape {tuple(input_ids.shape)}.")
+    layer_numbers(model)  # raises where a number is not enough
     found: dict[int, tuple[Tensor, Tensor, Tensor, bool]] = {}
 
     def show(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Tensor, options: dict[str, Any]) -> None:
@@ -79,10 +81,15 @@ def capture_heads(
 
 
 def layer_numbers(model: PreTrainedModel) -> list[int]:
-    """The layers with global attention."""
-    from .calibrate import measured_layers
-
-    return [int(module.layer_idx) for _, module in measured_layers(model)]
+    """The layers with global attention, one in each."""
+    keys = layer_keys(measured_layers(model))
+    numbers = [key for key in keys if isinstance(key, int)]
+    if len(numbers) < len(keys):
+        raise ValueError(
+            f"{type(model).__name__} has several attentions of the same number, such as {keys[0]!r} and {keys[-1]!r}: heads are "
+            "read from models with one in each layer."
+        )
+    return numbers
 
 
 def _as_data(query: Tensor, key: Tensor, value: Tensor, dtype: str) -> dict[str, Any]:
