@@ -86,8 +86,8 @@ def layer_numbers(model: PreTrainedModel) -> list[int]:
     numbers = [key for key in keys if isinstance(key, int)]
     if len(numbers) < len(keys):
         raise ValueError(
-            f"{type(model).__name__} has several attentions of the same number, such as {keys[0]!r} and {keys[-1]!r}: heads are "
-            "read from models with one in each layer."
+            f"{type(model).__name__} has several attentions of the same number, such as {keys[0]!r} and {keys[-1]!r}: heads "
+            "are read from models with one in each layer."
         )
     return numbers
 
