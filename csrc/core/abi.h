@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 /// Rises with every change of an entry point or of a call structure; engines/native/ffi.py must expect the same number.
-constexpr int64_t ABI_VERSION = 21;
+constexpr int64_t ABI_VERSION = 22;
 
 /// CODES: entries of a near/far state in 8 bits (nearfar/entries.h).
 enum Dtype : int32_t { FLOAT32, FLOAT16, BFLOAT16, CODES };

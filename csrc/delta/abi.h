@@ -50,38 +50,43 @@ struct DeltaPart {
   int64_t batch, sequence, head, begin, end;
 };
 
-/// What a gated delta net computes around the rule: query, key and value of the call are then the inputs of a causal
-/// convolution with silu, beta and log_decay those of a sigmoid and of decay_scale softplus(. + decay_bias), and out is
-/// norm(.) norm_weight silu(gate), norm dividing by sqrt(mean of squares + eps) of a head. The call is float32, of one
-/// sequence, without a mask or checkpoints; D and M are multiples of 16, Hq = Hk. The histories hold the inputs of the
-/// convolution before the first token.
+/// What a layer computes around the rule (Qwen's gated delta net, KDA): query, key and value of the call are then the
+/// inputs of a causal convolution with silu, beta those of a sigmoid, and log_decay x those of decay_scale softplus(x +
+/// decay_bias), or of decay_bound sigmoid(-decay_scale (x + decay_bias)) where decay_bound is not 0. out is norm(.)
+/// norm_weight act(gate), norm dividing by sqrt(mean of squares + eps) of a head. The call is float32, of one sequence,
+/// without a mask or checkpoints; D and M are multiples of 16, Hq = Hk. The histories hold the inputs of the convolution
+/// before the first token.
 struct DeltaLayer {
   int64_t width, channels;                                // of the convolution, and the distance of the rows of its filters
   const float *query_filter, *key_filter, *value_filter;  // (width, Hk D), (width, Hk D), (width, H M)
   const float *query_history, *key_history, *value_history;  // likewise, for each batch entry width - 1 rows; null: zeros
-  const float *decay_scale, *decay_bias;                     // (H)
+  const float *decay_scale, *decay_bias;                     // (H); (H), or (H, D) for a decay of each channel
   const float* gate;                                         // (B, H, T, M)
   int64_t gate_stride[3];
   const float* norm_weight;  // (M)
-  float eps;
-  int32_t pad;
+  float eps, decay_bound;
+  int32_t sigmoid, pad;  // sigmoid: act is sigmoid, else silu
 };
 
 /// One token of such a layer after others: float32, D and M of any size. The convolution's inputs and the state move on.
-/// b and a, the inputs of beta and of the decay, have strides over batch, key head and the value heads that share it.
+/// b and a, the inputs of beta and of the decay, have strides over batch, key head and the value heads that share it. The
+/// decay is that of DeltaLayer with decay_scale = -exp(A_log).
 struct DeltaLayerStep {
   int64_t batch, key_heads, heads, dim, value_dim, threads;
   int64_t width, held;  // of the convolution, and the inputs that conv_state holds for each channel, at least width - 1
-  int64_t mixed_stride, gate_stride, ba_stride[3], conv_stride[2];  // conv_stride: over batch and channel
-  float scale, eps;
-  const float *mixed, *b, *a, *gate;  // (B, 2 Hk D + H M): queries, keys and values; (B, H); (B, H M)
-  const float *filter, *filter_bias;  // (channels, width), (channels) or null
-  const float *A_log, *dt_bias;       // (H): log decay = -exp(A_log) softplus(a + dt_bias)
+  int64_t mixed_stride, gate_stride, b_stride[3], a_stride[3], conv_stride[2];  // conv_stride: over batch and channel
+  int32_t channels, sigmoid;  // channels: a is (B, H, D) rather than (B, H). sigmoid: as in DeltaLayer
+  float scale, eps, decay_bound;
+  int32_t pad;
+  const float *query, *key, *value;   // (B, Hk D), (B, Hk D), (B, H M), rows mixed_stride apart
+  const float *b, *a, *gate;          // (B, H), (B, H) or (B, H, D), (B, H M)
+  const float *filter, *filter_bias;  // (2 Hk D + H M, width), and for each channel one number, or null
+  const float *A_log, *dt_bias;       // (H); (H) or (H, D)
   const float* norm_weight;           // (M)
-  float *conv_state, *state, *out;    // (B, channels, held), (B, H, D, M), (B, H M)
+  float *conv_state, *state, *out;    // (B, 2 Hk D + H M, held), (B, H, D, M), (B, H M)
 };
 
-constexpr int64_t MOST_SHARED = 4;  // value heads that forward_layer computes together
+constexpr int64_t MOST_SHARED = 4;  // value heads that forward_layer computes together; one with a decay of each channel
 
 /// Tokens [begin, end) of value heads [first, first + count), which share a key head. Where begin > 0, the call's state_new
 /// holds their states before it.
@@ -96,6 +101,7 @@ struct DeltaKernels {
   void (*decode)(const DeltaCall&, int64_t first, int64_t count);
   bool (*step_fits)(const DeltaCall&);  // core/step_checks.h
   int32_t (*step_flags)(const DeltaCall&, int64_t* tokens);
+  void (*step_gates)(const DeltaLayerStep&, float* beta, float* log_decay);  // delta/gates.h
 };
 
 DECLARE_KERNELS(DeltaKernels, delta)

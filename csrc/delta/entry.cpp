@@ -50,8 +50,8 @@ EXPORT int32_t linattn_delta_forward(const DeltaCall* c) {
 /// Convolution, rule and norm of a layer; c and layer are as csrc/delta/abi.h says.
 EXPORT int32_t linattn_delta_layer(const DeltaCall* c, const DeltaLayer* layer) {
   const int64_t shared = c->heads / c->key_heads, keys = c->batch * c->key_heads;
-  // Heads that share keys stay together, unless some thread would have nothing to do in the end.
-  const bool even = keys % c->threads == 0 || keys >= 4 * c->threads;
+  // Heads that share keys stay together, unless they decay by channels or some thread would have nothing to do in the end.
+  const bool even = !c->channels && (keys % c->threads == 0 || keys >= 4 * c->threads);
   const int64_t together = even ? (shared < MOST_SHARED ? shared : MOST_SHARED) : 1,
                 groups = (shared + together - 1) / together;
   try {
@@ -104,16 +104,18 @@ EXPORT int32_t linattn_delta_step(const DeltaCall* fixed, const void* query, con
 
 namespace {
 
-/// The rule of all batch entries; by itself each, if one of them is not finite. rows: (B, H, M).
-int32_t step_entries(const DeltaLayerStep& s, DeltaCall rule, const float* mixed, const float* beta, const float* log_decay,
-                     float* rows) {
-  const int64_t keys = s.key_heads * s.dim, channels = 2 * keys + s.heads * s.value_dim;
+/// The rule of all batch entries; by itself each, if one of them is not finite.
+int32_t step_entries(const DeltaLayerStep& s, const StepSpace& space) {
+  const StepChannels channels(s);
+  DeltaCall rule = step_rule(s);
   const auto step = [&](int64_t first, int64_t count) {
     rule.batch = count;
-    const float *x = mixed + first * channels, *decays = log_decay + first * s.heads;
-    float *state = s.state + first * s.heads * s.dim * s.value_dim, *out = rows + first * s.heads * s.value_dim;
-    const int32_t flags = linattn_delta_step(&rule, x, x + keys, x + 2 * keys, beta + first * s.heads, decays, nullptr,
-                                             state, state, out, nullptr, s.threads);
+    const float* rows[3];
+    for (int i = 0; i < 3; ++i) rows[i] = space.rows[i] + first * channels.part[i];
+    const float *beta = space.beta + first * s.heads, *log_decay = space.log_decay + first * rule.decay_stride[0];
+    float *state = s.state + first * s.heads * s.dim * s.value_dim, *out = space.out + first * s.heads * s.value_dim;
+    const int32_t flags = linattn_delta_step(&rule, rows[0], rows[1], rows[2], beta, log_decay, nullptr, state, state, out,
+                                             nullptr, s.threads);
     if (flags == NOT_FINITE) std::fill(out, out + count * s.heads * s.value_dim, std::nanf(""));
     return flags;
   };
@@ -130,15 +132,15 @@ EXPORT int64_t linattn_delta_layer_step_size() { return sizeof(DeltaLayerStep); 
 /// One token of a layer. Where the inputs of a batch entry are not finite, its outputs are NaN and its state stays as it
 /// is.
 EXPORT int32_t linattn_delta_layer_step(const DeltaLayerStep* s) {
-  const int64_t keys = s->key_heads * s->dim, channels = 2 * keys + s->heads * s->value_dim, heads = s->batch * s->heads;
+  const StepChannels channels(*s);
   try {
-    const std::unique_ptr<float[]> space(new float[size_t(s->batch * channels + heads * (2 + s->value_dim))]);
-    float *mixed = space.get(), *beta = mixed + s->batch * channels, *log_decay = beta + heads, *rows = log_decay + heads;
-    mixer_kernels().conv_step(step_convolution(*s, channels, mixed));
-    step_gates(*s, beta, log_decay);
-    const DeltaCall rule = step_rule(*s, channels);
-    const int32_t flags = step_entries(*s, rule, mixed, beta, log_decay, rows);
-    if (!(flags & NO_MEMORY)) mixer_kernels().gated_norm(step_norm(*s, rows), 0, heads);
+    const StepSpace space(*s);
+    for (int64_t i = 0, first = 0; i < 3; first += channels.part[i++]) {
+      mixer_kernels().conv_step(step_convolution(*s, int(i), first, channels.part[i], space.rows[i]));
+    }
+    delta_kernels().step_gates(*s, space.beta, space.log_decay);
+    const int32_t flags = step_entries(*s, space);
+    if (!(flags & NO_MEMORY)) mixer_kernels().gated_norm(step_norm(*s, space.out), 0, s->batch * s->heads);
     return flags;
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;

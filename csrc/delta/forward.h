@@ -60,9 +60,8 @@ struct Place {
   const void* query(int64_t group, int64_t t) const {
     return token_ptr(c.dtype, c.query, c.query_stride, p.batch, query_head(group), t);
   }
-  const void* key(int64_t t) const {
-    return token_ptr(c.dtype, c.key, c.key_stride, p.batch, p.head * c.key_heads / c.heads, t);
-  }
+  int64_t key_head() const { return p.head * c.key_heads / c.heads; }
+  const void* key(int64_t t) const { return token_ptr(c.dtype, c.key, c.key_stride, p.batch, key_head(), t); }
   /// The value of a token, from the part's first column on.
   const void* value(int64_t t) const {
     const char* row = static_cast<const char*>(token_ptr(c.dtype, c.value, c.value_stride, p.batch, p.head, t));
@@ -108,6 +107,14 @@ void store_state(const Space& s, const Place& at, const float* from, float* stat
   for (int64_t d = 0; d < s.dim; ++d) memcpy(state + d * M + at.p.begin, from + d * s.ld, size_t(columns) * 4);
 }
 
+/// What follows from the decays of each channel, once they are loaded: their products, the keys as they read the incoming
+/// state, and the decay of the state.
+void finish_channel_decay(Space& s) {
+  multiply_decays(s.channel);
+  decay_from_start(s.channel, s.K, s.key_in);
+  memcpy(s.decay, s.channel.total, size_t(s.full) * 4);
+}
+
 /// Keys, values (to `values`, unless null), beta and decays of tokens [t, t + n). Returns n rounded up to 16, to which rows
 /// are padded.
 int64_t prepare_chunk(const DeltaCall& c, const Place& at, int64_t t, int64_t n, float* inverse, float* values, Space& s) {
@@ -124,9 +131,7 @@ int64_t prepare_chunk(const DeltaCall& c, const Place& at, int64_t t, int64_t n,
   if (c.channels) {
     s.channel = channel_decay_space(padded, s.full, s.ld_key, s.channel.a);
     load_channel_decay(s.channel, at.log_decay(t), c.decay_stride[2], c.dim, n, mask);
-    multiply_decays(s.channel);
-    decay_from_start(s.channel, s.K, s.key_in);
-    memcpy(s.decay, s.channel.total, size_t(s.full) * 4);
+    finish_channel_decay(s);
   } else {
     load_head_decay(at.log_decay(t), c.decay_stride[2], n, padded, mask, s.head);
     pair_decays(s.head, padded, s.L);

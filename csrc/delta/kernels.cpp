@@ -10,7 +10,7 @@ bool fits(const DeltaCall& c) {
   return step_fits(c, c.channels ? c.dim : 1) && rows_finite(c.beta, c.beta_stride, c.batch, c.heads, 1, FLOAT32);
 }
 
-const DeltaKernels KERNELS = {forward_layer, forward, backward, decode, fits, step_flags<DeltaCall>};
+const DeltaKernels KERNELS = {forward_layer, forward, backward, decode, fits, step_flags<DeltaCall>, step_gates};
 
 }  // namespace
 

@@ -1,14 +1,17 @@
-/// A gated delta net between its projections, in one pass over the tokens: convolution, silu, gates, the rule, and the
-/// gated norm. Value heads that share a key head are computed together, so that their keys and queries are prepared once.
+/// A layer of the delta rule between its projections, in one pass over the tokens: convolution, silu, gates, the rule, and
+/// the gated norm. Value heads that share a key head and decay as a whole (Qwen's gated delta net) are computed together,
+/// so that their keys and queries are prepared once; heads with a decay of each channel (KDA) one by one.
 #pragma once
 #include "core/convolve_rows.h"
-#include "delta/forward.h"
+#include "delta/gates.h"
 
 namespace {
 
 /// Tokens of a chunk: with 64, products within a chunk take longer than the passes over the state that it saves. Measured
 /// at D = M = 128.
 constexpr int64_t LAYER_CHUNK = 32;
+/// The same with a decay of each channel.
+constexpr int64_t CHANNEL_CHUNK = 64;
 
 /// x_i *= scale / sqrt(|x_i|^2 + 1e-6).
 void normalize_rows(float* x, int64_t ld, int64_t n, int64_t dim, float scale) {
@@ -19,24 +22,6 @@ void normalize_rows(float* x, int64_t ld, int64_t n, int64_t dim, float scale) {
     const float factor = scale / __builtin_sqrtf(sum(squares) + 1e-6f);
     for (int64_t d = 0; d < dim; d += VL) store(row + d, load(row + d) * factor);
   }
-}
-
-/// beta = sigmoid of the call's, log_decay = decay_scale softplus(the call's + decay_bias), for one head.
-void load_gates(const DeltaCall& c, const DeltaLayer& layer, const Place& at, int64_t t, int64_t n, int64_t padded,
-                Space& s) {
-  float log_decay[CHUNK];
-  const float *beta = at.beta(t), *decay = at.log_decay(t);
-  for (int64_t i = 0; i < padded; ++i) {
-    s.beta[i] = i < n ? beta[i * c.beta_stride[2]] : 0;
-    log_decay[i] = i < n ? decay[i * c.decay_stride[2]] : 0;
-  }
-  const float scale = layer.decay_scale[at.p.head], bias = layer.decay_bias[at.p.head];
-  for (int64_t i = 0; i < padded; i += VL) {
-    store(s.beta + i, sigmoid(load(s.beta + i)));
-    store(log_decay + i, softplus(load(log_decay + i) + bias) * scale);
-  }
-  for (int64_t i = n; i < padded; ++i) s.beta[i] = 0;
-  load_head_decay(log_decay, 1, n, padded, nullptr, s.head);
 }
 
 /// F = key_scores o L strictly below the diagonal, P = query_scores o L on and below it, L_ij = exp(G_i - G_j).
@@ -54,7 +39,7 @@ void decay_scores(const HeadDecay& d, int64_t padded, const float* key_scores, c
   }
 }
 
-/// out (n, M) <- norm(O) weight silu(gate), norm over the columns of a head.
+/// out (n, M) <- norm(O) weight act(gate), norm over the columns of a head.
 void write_normalized(const DeltaCall& c, const DeltaLayer& layer, const Place& at, int64_t t, int64_t n, const Space& s) {
   const int64_t M = c.value_dim, *stride = layer.gate_stride;
   const float* gate = layer.gate + at.p.batch * stride[0] + at.p.head * stride[1] + t * stride[2];
@@ -65,82 +50,107 @@ void write_normalized(const DeltaCall& c, const DeltaLayer& layer, const Place& 
     for (int64_t m = 0; m < M; m += VL) squares += load(row + m) * load(row + m);
     const vec factor = splat(1.0f / __builtin_sqrtf(sum(squares) / float(M) + layer.eps));
     for (int64_t m = 0; m < M; m += VL) {
-      const vec z = load(gate + m);
-      store(to + m, load(row + m) * factor * load(layer.norm_weight + m) * (z * sigmoid(z)));
+      const vec z = load(gate + m), act = layer.sigmoid ? sigmoid(z) : z * sigmoid(z);
+      store(to + m, load(row + m) * factor * load(layer.norm_weight + m) * act);
     }
   }
 }
 
-/// One value head of a chunk, whose scores without decay are given.
+/// The filter of a layer's channels from `channel` on, with the history of the sequence.
+RowFilter layer_filter(const DeltaLayer& layer, const Place& at, const float* weight, const float* history,
+                       int64_t channel) {
+  const int64_t older = at.p.batch * (layer.width - 1) * layer.channels;  // where the history of this sequence begins
+  return {layer.width, layer.channels, weight + channel, nullptr, history ? history + older + channel : nullptr};
+}
+
+/// Keys, values, beta and decays of at most n tokens from t on, for `count` heads that share their keys. Returns how many
+/// tokens: fewer than n if one of them is not finite.
+template <class Places>
+int64_t load_layer_chunk(const DeltaCall& c, const DeltaLayer& layer, const Places& place, int64_t count, int64_t t,
+                         int64_t n, Space* spaces) {
+  const int64_t D = c.dim, M = c.value_dim;
+  Space& s = spaces[0];
+  const Place at = place(0);
+  for (int64_t whole = 0; whole != n;) {  // again with fewer tokens, if one is not finite
+    const int64_t padded = round_up(n, BLOCK);
+    convolve_rows(layer_filter(layer, at, layer.key_filter, layer.key_history, at.key_head() * D), at.key(0),
+                  c.key_stride[2], t, D, n, padded, s.K, s.ld_key);
+    normalize_rows(s.K, s.ld_key, n, D, 1.0f);
+    whole = n;
+    for (int64_t h = 0; h < count; ++h) {
+      const Place own = place(h);
+      convolve_rows(layer_filter(layer, own, layer.value_filter, layer.value_history, own.p.head * M), own.value(0),
+                    c.value_stride[2], t, M, n, padded, spaces[h].U, s.ld);
+      load_gates(c, layer, own, t, n, padded, spaces[h]);
+      const int64_t finite = finite_tokens(c, n, spaces[h]);
+      if (finite > 0) whole = imin(whole, finite);
+    }
+    if (whole != n) n = whole, whole = 0;
+  }
+  return n;
+}
+
+/// One head of a chunk. key_scores, query_scores: without decay; of a head with a decay of each channel unused.
 void layer_head(const DeltaCall& c, const DeltaLayer& layer, const Place& at, int64_t t, int64_t n, int64_t padded,
                 const float* key_scores, const float* query_scores, Space& s, Prefetcher* ahead) {
-  for (int64_t d = 0; d < s.full; ++d) s.decay[d] = s.head.total;
-  decay_scores(s.head, padded, key_scores, query_scores, s.F, s.P);
+  if (c.channels) {
+    finish_channel_decay(s);
+    chunk_scores(c, padded, s);
+  } else {
+    for (int64_t d = 0; d < s.full; ++d) s.decay[d] = s.head.total;
+    decay_scores(s.head, padded, key_scores, query_scores, s.F, s.P);
+  }
   invert_blocks<WRITES>(s.F, s.beta, padded, s.X);
   subtract_read(c, padded, s, s.U, ahead);
   solve_writes(s.F, s.X, padded, s.columns, s.U, s.ld, s.rest);
-  for (int64_t i = 0; i < padded; ++i) {
-    for (int64_t d = 0; d < s.full; d += VL) {
-      store(s.key_in + i * s.ld_key + d, load(s.Q + i * s.ld_key + d) * s.head.from_start[i]);
+  float* const faded = s.key_in;  // queries as they read the incoming state
+  if (c.channels) {
+    decay_from_start(s.channel, s.Q, faded);
+  } else {
+    for (int64_t i = 0; i < padded; ++i) {
+      for (int64_t d = 0; d < s.full; d += VL) {
+        store(faded + i * s.ld_key + d, load(s.Q + i * s.ld_key + d) * s.head.from_start[i]);
+      }
     }
   }
-  const Operand o[2] = {{s.key_in, s.ld_key, 1, s.S, s.ld, s.full}, {s.P, LD_SCORE, 1, s.U, s.ld, padded, UP_TO_ROW}};
+  const Operand o[2] = {{faded, s.ld_key, 1, s.S, s.ld, s.full}, {s.P, LD_SCORE, 1, s.U, s.ld, padded, UP_TO_ROW}};
   gemm(n, s.columns, o, 2, StoreRows{s.O, s.ld, nullptr}, ahead);
   write_normalized(c, layer, at, t, n, s);
   update_state(c, padded, s, ahead);
 }
 
-/// One part of a layer; begin is a multiple of LAYER_CHUNK.
+/// One part of a layer; begin is a multiple of 64.
 void forward_layer(const DeltaCall& c, const DeltaLayer& layer, const LayerPart& part) {
-  const int64_t first = part.first, count = part.count, M = c.value_dim, D = c.dim, ld = row_stride(M),
-                state = round_up(D, 16) * ld;
+  const int64_t count = part.count, M = c.value_dim, D = c.dim, ld = row_stride(M), state = round_up(D, 16) * ld;
   const int64_t own = state + CHUNK * ld + CHUNK + 64, scores = CHUNK * LD_SCORE;
   float* space = scratch(space_floats(c, M) + (count - 1) * own + 2 * scores + 64);
   Space spaces[MOST_SHARED];
-  spaces[0] = make_space(c, M, space);
+  Space& s = spaces[0] = make_space(c, M, space);
   float *key_scores = carve(space, scores), *query_scores = carve(space, scores);
-  const auto place = [&](int64_t h) { return Place(c, DeltaPart{part.batch, 0, first + h, 0, M}); };
+  const auto place = [&](int64_t h) { return Place(c, DeltaPart{part.batch, 0, part.first + h, 0, M}); };
   for (int64_t h = 0; h < count; ++h) {
-    Space& s = spaces[h];
-    if (h > 0) s = spaces[0], s.U = carve(space, CHUNK * ld), s.S = carve(space, state), s.beta = carve(space, CHUNK);
+    Space& mine = spaces[h];
+    if (h > 0) mine = s, mine.U = carve(space, CHUNK * ld), mine.S = carve(space, state), mine.beta = carve(space, CHUNK);
     const float* before = part.begin > 0 ? c.state_new : c.state;
-    load_state(s, place(h), before ? before + place(h).state_at() : nullptr, s.S);
+    load_state(mine, place(h), before ? before + place(h).state_at() : nullptr, mine.S);
   }
   const Place at = place(0);
-  const int64_t older = part.batch * (layer.width - 1) * layer.channels;  // where the history of this sequence begins
-  const auto filter = [&](const float* weight, const float* history, int64_t channel) {
-    return RowFilter{layer.width, layer.channels, weight + channel, nullptr, history ? history + older + channel : nullptr};
-  };
-  const int64_t key_head = first * c.key_heads / c.heads, query_head = at.query_head(0);
+  const RowFilter query_filter = layer_filter(layer, at, layer.query_filter, layer.query_history, at.query_head(0) * D);
+  const int64_t chunk = c.channels ? CHANNEL_CHUNK : LAYER_CHUNK;
   Prefetcher ahead;
   for (int64_t t = part.begin, n; t < part.end; t += n) {
-    n = imin(LAYER_CHUNK - t % LAYER_CHUNK, part.end - t);
-    Space& s = spaces[0];
-    for (int64_t whole = 0; whole != n;) {  // again with fewer tokens, if one is not finite
-      const int64_t padded = round_up(n, BLOCK);
-      convolve_rows(filter(layer.key_filter, layer.key_history, key_head * D), at.key(0), c.key_stride[2], t, D, n, padded,
-                    s.K, s.ld_key);
-      normalize_rows(s.K, s.ld_key, n, D, 1.0f);
-      whole = n;
-      for (int64_t h = 0; h < count; ++h) {
-        convolve_rows(filter(layer.value_filter, layer.value_history, (first + h) * M), place(h).value(0),
-                      c.value_stride[2], t, M, n, padded, spaces[h].U, ld);
-        load_gates(c, layer, place(h), t, n, padded, spaces[h]);
-        const int64_t finite = finite_tokens(c, n, spaces[h]);
-        if (finite > 0) whole = imin(whole, finite);
-      }
-      if (whole != n) n = whole, whole = 0;
-    }
+    n = load_layer_chunk(c, layer, place, count, t, imin(chunk - t % chunk, part.end - t), spaces);
     const int64_t padded = round_up(n, BLOCK);
-    convolve_rows(filter(layer.query_filter, layer.query_history, query_head * D), at.query(0, 0), c.query_stride[2], t, D,
-                  n, padded, s.Q, s.ld_key);
+    convolve_rows(query_filter, at.query(0, 0), c.query_stride[2], t, D, n, padded, s.Q, s.ld_key);
     normalize_rows(s.Q, s.ld_key, n, D, c.scale);
-    transpose(s.K, s.ld_key, padded, s.full, s.key_t, LD_SCORE);
-    const Operand keys{s.K, s.ld_key, 1, s.key_t, LD_SCORE, s.full}, queries{s.Q, s.ld_key, 1, s.key_t, LD_SCORE, s.full};
-    gemm(padded, padded, &keys, 1, Store<false>{key_scores, LD_SCORE}, nullptr, true);
-    gemm(padded, padded, &queries, 1, Store<false>{query_scores, LD_SCORE}, nullptr, true);
+    if (!c.channels) {
+      transpose(s.K, s.ld_key, padded, s.full, s.key_t, LD_SCORE);
+      const Operand keys{s.K, s.ld_key, 1, s.key_t, LD_SCORE, s.full}, queries{s.Q, s.ld_key, 1, s.key_t, LD_SCORE, s.full};
+      gemm(padded, padded, &keys, 1, Store<false>{key_scores, LD_SCORE}, nullptr, true);
+      gemm(padded, padded, &queries, 1, Store<false>{query_scores, LD_SCORE}, nullptr, true);
+    }
     for (int64_t h = 0; h < count; ++h) {
-      ask_for_chunk(c, place(h), t + n, ahead, LAYER_CHUNK);
+      ask_for_chunk(c, place(h), t + n, ahead, chunk);
       layer_head(c, layer, place(h), t, n, padded, key_scores, query_scores, spaces[h], &ahead);
     }
   }

@@ -39,12 +39,22 @@ struct LayerBefore {
   }
 };
 
+/// How the state of a delta-rule layer decays: by heads or by channels, without a bound or with one. By channels, the
+/// activation of its gate is the sigmoid, as in KDA.
+struct LayerDecay {
+  bool channels;
+  float bound;
+  int64_t count(const LayerShape& s) const { return s.heads * (channels ? s.key_dim : 1); }
+  std::string name() const { return std::string(channels ? " by channels" : "") + (bound != 0 ? ", bounded" : ""); }
+};
+
 /// A delta-rule layer in one pass: the same numbers on every instruction set.
-void check_delta_layer(const LayerShape& s) {
+void check_delta_layer(const LayerShape& s, const LayerDecay& by) {
   seed = 1;
-  const int64_t T = s.tokens, B = 2, bounds[2] = {0, T};
-  Buffer<float> mixed(B * T * s.channels(), true), gates(B * T * 2 * s.heads, true), gate(B * T * s.values(), true);
-  Buffer<float> filters(s.width * s.channels(), true), decay(2 * s.heads, true), norm(s.dim, true);
+  const int64_t T = s.tokens, B = 2, bounds[2] = {0, T}, decays = by.count(s);
+  Buffer<float> mixed(B * T * s.channels(), true), betas(B * T * s.heads, true), gate(B * T * s.values(), true);
+  Buffer<float> filters(s.width * s.channels(), true), norm(s.dim, true);
+  Buffer<float> log_decay(B * T * decays, true), decay(s.heads, true), decay_bias(decays, true);
   Buffer<float> out(B * T * s.values()), final(B * s.heads * s.key_dim * s.dim);
   for (int64_t h = 0; h < s.heads; ++h) decay[size_t(h)] = -std::fabs(decay[size_t(h)]);
   DeltaCall c;
@@ -55,40 +65,52 @@ void check_delta_layer(const LayerShape& s) {
   c.query = mixed, c.key = mixed + s.keys(), c.value = mixed + 2 * s.keys();
   row_strides(T, s.channels(), s.key_dim, c.query_stride), row_strides(T, s.channels(), s.key_dim, c.key_stride);
   row_strides(T, s.channels(), s.dim, c.value_stride), row_strides(T, s.values(), s.dim, c.out_stride);
-  row_strides(T, 2 * s.heads, 1, c.beta_stride), row_strides(T, 2 * s.heads, 1, c.decay_stride);
-  c.beta = gates, c.log_decay = gates + s.heads, c.state_new = final, c.out = out;
+  row_strides(T, s.heads, 1, c.beta_stride), row_strides(T, decays, decays / s.heads, c.decay_stride);
+  c.beta = betas, c.log_decay = log_decay, c.channels = by.channels, c.state_new = final, c.out = out;
   layer.width = s.width, layer.channels = s.channels(), layer.eps = 1e-3f;
   layer.query_filter = filters, layer.key_filter = filters + s.keys(), layer.value_filter = filters + 2 * s.keys();
-  layer.decay_scale = decay, layer.decay_bias = decay + s.heads, layer.gate = gate, layer.norm_weight = norm;
+  layer.decay_scale = decay, layer.decay_bias = decay_bias, layer.gate = gate, layer.norm_weight = norm;
+  layer.decay_bound = by.bound, layer.sigmoid = by.channels;
   LayerBefore before(s, B);
   if (s.continued()) before.give(s, c, layer);
   row_strides(T, s.values(), s.dim, layer.gate_stride);
-  const std::string name = "delta layer, tokens " + std::to_string(T) + " heads " + std::to_string(s.heads);
+  const std::string name =
+      "delta layer" + by.name() + ", tokens " + std::to_string(T) + " heads " + std::to_string(s.heads);
   expect(linattn_delta_layer(&c, &layer) == OK, name);
   digests.same(name, out, out.size, 1e-3);
   digests.same(name + ": state", final, final.size, 1e-3);
 }
 
-/// Two tokens of such a layer, one after the other.
-void check_delta_layer_step(const LayerShape& s) {
+/// Two tokens of such a layer, one after the other; then one that is not finite in the second batch entry, whose state
+/// stays.
+void check_delta_layer_step(const LayerShape& s, const LayerDecay& by) {
   seed = 1;
-  const int64_t B = 2, channels = s.channels(), held = s.width - 1;
-  Buffer<float> mixed(B * channels, true), ba(B * 2 * s.heads, true), gate(B * s.values(), true), norm(s.dim, true);
-  Buffer<float> filter(channels * s.width, true), bias(channels, true), decay(2 * s.heads, true), out(B * s.values());
+  const int64_t B = 2, channels = s.channels(), held = s.width - 1, decays = by.count(s), shared = s.heads / s.key_heads;
+  Buffer<float> mixed(B * channels, true), b(B * s.heads, true), a(B * decays, true), gate(B * s.values(), true);
+  Buffer<float> filter(channels * s.width, true), bias(channels, true), norm(s.dim, true), out(B * s.values());
+  Buffer<float> A_log(s.heads, true), dt_bias(decays, true);
   Buffer<float> conv_state(B * channels * held, true), state(B * s.heads * s.key_dim * s.dim, true);
   DeltaLayerStep c;
   std::memset(&c, 0, sizeof c);
   c.batch = B, c.key_heads = s.key_heads, c.heads = s.heads, c.dim = s.key_dim, c.value_dim = s.dim, c.threads = 3;
   c.width = s.width, c.held = held, c.mixed_stride = channels, c.gate_stride = s.values(), c.scale = 0.5f, c.eps = 1e-3f;
-  c.ba_stride[0] = 2 * s.heads, c.ba_stride[1] = 2 * s.heads / s.key_heads, c.ba_stride[2] = 1;
+  c.b_stride[0] = s.heads, c.b_stride[1] = shared, c.b_stride[2] = 1;
+  c.a_stride[0] = decays, c.a_stride[1] = decays / s.key_heads, c.a_stride[2] = decays / s.heads;
   c.conv_stride[0] = channels * held, c.conv_stride[1] = held;
-  c.mixed = mixed, c.b = ba, c.a = ba + s.heads / s.key_heads, c.gate = gate, c.filter = filter, c.filter_bias = bias;
-  c.A_log = decay, c.dt_bias = decay + s.heads, c.norm_weight = norm;
+  c.channels = by.channels, c.sigmoid = by.channels, c.decay_bound = by.bound;
+  c.query = mixed, c.key = mixed + s.keys(), c.value = mixed + 2 * s.keys();
+  c.b = b, c.a = a, c.gate = gate, c.filter = filter, c.filter_bias = bias;
+  c.A_log = A_log, c.dt_bias = dt_bias, c.norm_weight = norm;
   c.conv_state = conv_state, c.state = state, c.out = out;
-  const std::string name = "delta layer step, heads " + std::to_string(s.heads) + " dim " + std::to_string(s.dim);
+  const std::string name =
+      "delta layer step" + by.name() + ", heads " + std::to_string(s.heads) + " dim " + std::to_string(s.dim);
   expect(linattn_delta_layer_step(&c) == OK && linattn_delta_layer_step(&c) == OK, name);
   digests.same(name, out, out.size, 1e-3);
   digests.same(name + ": state", state, state.size, 1e-3);
+  const std::vector<float> before(&state[state.size / 2], &state[state.size - 1] + 1);
+  a[a.size - 1] = NAN;
+  expect(linattn_delta_layer_step(&c) & NOT_FINITE, name + ": not finite");
+  expect(std::memcmp(before.data(), &state[state.size / 2], before.size() * 4) == 0, name + ": the state stays");
 }
 
 /// The same of a Mamba-2 layer, with its gate or without.
@@ -125,16 +147,18 @@ void check_scan_layer(const LayerShape& s, bool gated) {
   if (gated) digests.same(name + ": squares", squares, squares.size, 1e-3);
 }
 
+const LayerDecay DECAYS[3] = {{false, 0}, {true, 0}, {true, -5}};
+
 /// All shapes of both layers. Returns how many there are.
 int layer_shapes() {
   for (const LayerShape& s : {LayerShape{1, 1, 1, 16, 16, 4}, {70, 1, 5, 32, 48, 2}, {97, 2, 4, 16, 32, 3}}) {
-    check_delta_layer(s);
+    for (const LayerDecay& by : DECAYS) check_delta_layer(s, by);
     check_scan_layer(s, s.heads != 5);
   }
   for (const LayerShape& s : {LayerShape{1, 1, 1, 16, 16, 4}, {1, 2, 6, 7, 5, 2}, {1, 1, 4, 64, 128, 3}}) {
-    check_delta_layer_step(s);
+    for (const LayerDecay& by : DECAYS) check_delta_layer_step(s, by);
   }
-  return 9;
+  return 21;
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ import torch
 
 NOT_FINITE, NO_MEMORY, OVERFLOWED, STALE = 1, 2, 4, 8
 MOST_GROUPS = 64  # query heads that share a kv head: csrc/linear/backward.h
-ABI_VERSION = 21  # of csrc/core/abi.h
+ABI_VERSION = 22  # of csrc/core/abi.h
 REASON_FILE = "_linattn.why_not.txt"  # written by CMakeLists.txt where the library could not be built
 OTHER_VERSION = "its library is of another version of linattn: install linattn again"
 
