@@ -7,19 +7,40 @@ import torch
 import transformers
 
 from hf_support import logits, tokens
+from hybrid_support import FAMILIES, KINDS
 from linattn.engines.native import mixer
 from linattn.hf import attach, projections
-from linattn.hf.hybrids import delta_net, mamba2
+from linattn.hf.hybrids import delta_net, delta_pass, kimi, mamba2
 from native_support import needs_native
 
 transformers.logging.set_verbosity_error()
 pytestmark = needs_native
-LAYERS = (mamba2.Mamba2Forward, delta_net.DeltaNetForward)
+LAYERS = (mamba2.Mamba2Forward, delta_net.DeltaNetForward, kimi.KimiDeltaForward)
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+
+
+KDA = ["kimi_linear", "glm5_next", "bailing_hybrid"]
+
+
+def big_heads(family):
+    """A tiny model of KDA with heads as wide as the call for prompts needs them, and gates that matter."""
+    config = FAMILIES[family]()
+    text = config.text_config if family == "glm5_next" else config
+    text.linear_head_dim, text.index_topk = 16, 512  # rounding would change which keys an indexer selects
+    model = KINDS.get(family, transformers.AutoModelForCausalLM).from_config(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "_proj" in name or "conv1d" in name:
+                p.mul_(4)
+            if name.endswith(("A_log", "dt_bias", "o_norm.weight")):
+                p.normal_(0.5, 0.5)
+    return model
 
 
 def build(family):
     torch.manual_seed(0)
+    if family in KDA:
+        return big_heads(family)
     if family == "mamba2":
         config = transformers.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=16, n_groups=2)
     else:
@@ -39,11 +60,11 @@ def build(family):
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-@pytest.fixture(params=["mamba2", "qwen3_next"])
+@pytest.fixture(params=["mamba2", "qwen3_next", *KDA])
 def pair(request, monkeypatch):
     """A model, the attached one, and an entry for each layer that took one call; every prompt takes the native product."""
     calls = []
-    for module, name in ((mamba2, "scan_layer"), (delta_net, "delta_layer")):
+    for module, name in ((mamba2, "scan_layer"), (delta_pass, "delta_layer")):
         function = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, f=function: (calls.append(args), f(*args))[1])
     monkeypatch.setattr(projections, "MANY_ROWS", 20)
@@ -54,6 +75,10 @@ def pair(request, monkeypatch):
 
 def served(model):
     return [m.__dict__["forward"] for m in model.modules() if "forward" in m.__dict__]
+
+
+def norm_of(layer):
+    return layer.o_norm if hasattr(layer, "o_norm") else layer.norm
 
 
 def near(found, expected):
@@ -77,19 +102,19 @@ def test_prompts_and_what_follows_them(pair):
     near(torch.cat(rows, 1), logits(theirs, ids))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", *KDA])
 def test_single_tokens_take_one_call(family, monkeypatch):
     """Two prompts, then tokens one by one; a hook on the norm, which that call would miss, is called again."""
-    calls, function = [], delta_net.delta_layer_step
-    monkeypatch.setattr(delta_net, "delta_layer_step", lambda *args: (calls.append(args), function(*args))[1])
+    calls, function = [], delta_pass.delta_layer_step
+    monkeypatch.setattr(delta_pass, "delta_layer_step", lambda *args: (calls.append(args), function(*args))[1])
     theirs = build(family)
     ours, ids = attach(copy.deepcopy(theirs)), tokens(2, 30)
-    layers = [m for m in served(ours) if type(m) is delta_net.DeltaNetForward]
+    layers = [m for m in served(ours) if type(m) in LAYERS]
     cache, seen = transformers.DynamicCache(config=ours.config), []
     with torch.no_grad():
         rows = [ours(part, past_key_values=cache, use_cache=True).logits for part in ids.split([20, *[1] * 8, 2], 1)]
         assert len(calls) == 8 * len(layers) > 0
-        layers[0].module.norm.register_forward_hook(lambda *args: seen.append(args))
+        norm_of(layers[0].module).register_forward_hook(lambda *args: seen.append(args))
         rows.append(ours(ids[:, :1], past_key_values=cache, use_cache=True).logits)
     assert len(calls) == 9 * len(layers) - 1
     assert len(seen) == 1

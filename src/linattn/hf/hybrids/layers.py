@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..replaced import Replaced, replace_forward
-from . import delta_net, mamba2, minimax
+from . import delta_net, kimi, mamba2, minimax
 from .forward import EngineForward, ScanForward, functions_called
 from .norms import NormForward, options_of
 
@@ -71,6 +71,8 @@ def _forward_kind(layer: LinearLayer) -> Any:
     name = type(layer.module).__name__
     if name in delta_net.CLASSES:
         return delta_net.DeltaNetForward
+    if name in kimi.CLASSES:
+        return kimi.KimiDeltaForward
     if name in mamba2.CLASSES:
         return mamba2.Mamba2Forward
     return {LIGHTNING: minimax.LightningForward, "Mamba-1 scan": ScanForward}.get(layer.rule, EngineForward)
