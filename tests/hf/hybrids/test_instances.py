@@ -62,7 +62,7 @@ def test_a_cache_of_another_batch_is_refused(family):
 
 
 @pytest.mark.parametrize("count", [1, 20])
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
 def test_a_cache_of_other_heads_is_refused(family, count):
     model = attach(build_hybrid(family))
     with torch.no_grad():

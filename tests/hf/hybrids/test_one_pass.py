@@ -11,6 +11,7 @@ from hybrid_support import FAMILIES, KINDS
 from linattn.engines.native import mixer
 from linattn.hf import attach, projections
 from linattn.hf.hybrids import delta_net, delta_pass, kimi, mamba2
+from linattn.hf.hybrids.layers import linear_layers
 from native_support import needs_native
 
 transformers.logging.set_verbosity_error()
@@ -135,3 +136,71 @@ def test_gradients_and_hooks_of_the_norm_take_the_steps_one_by_one(pair):
         norm.register_forward_hook(lambda *args: seen.append(args))
     near(logits(ours, ids), logits(theirs, ids))
     assert len(seen) == len(norms) > 0
+
+
+def layer_pair(family, monkeypatch):
+    """A configuration, one linear layer of it as transformers has it and attached, and a list of its native calls."""
+    calls = []
+    for name in ("delta_layer", "delta_layer_step"):
+        function = getattr(delta_pass, name)
+        monkeypatch.setattr(delta_pass, name, lambda *args, f=function: (calls.append(args), f(*args))[1])
+    theirs = build(family)
+    models = theirs, attach(copy.deepcopy(theirs))
+    return theirs.config.get_text_config(), *(linear_layers(m)[0].module for m in models), calls
+
+
+def in_parts(config, layer, x, sizes, recording=False):
+    """Outputs of a layer that reads x (B, T, width) in parts, and what its cache holds at the end."""
+    cache = transformers.DynamicCache(config=config)
+    if recording:
+        cache.activate_past_recording()
+    with torch.no_grad():
+        out = torch.cat([layer(part, cache_params=cache) for part in x.split(sizes, 1)], 1)
+    held = cache.layers[layer.layer_idx]
+    return out, held.conv_states[0], held.recurrent_states[0]
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_next", *KDA])
+def test_the_cache_holds_what_transformers_puts_there(family, recording, monkeypatch):
+    """A prompt, tokens, a short part, a later part and a token; a cache that records its inputs takes tokens another way."""
+    config, theirs, ours, calls = layer_pair(family, monkeypatch)
+    x = torch.randn(2, 61, 32, generator=torch.Generator().manual_seed(0))
+    sizes = [19, 1, 1, 3, 36, 1]
+    for found, expected in zip(
+        in_parts(config, ours, x, sizes, recording), in_parts(config, theirs, x, sizes, recording), strict=True
+    ):
+        assert found.shape == expected.shape
+        near(found, expected)
+    assert len(calls) == (2 if recording else 5)
+
+
+@pytest.mark.parametrize("family", KDA)
+def test_a_forget_gate_that_is_watched_or_trained_is_called(family, monkeypatch):
+    config, theirs, ours, calls = layer_pair(family, monkeypatch)
+    x, seen = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(0)), []
+    expected = in_parts(config, theirs, x, [19, 1])[0]
+    hook = ours.forget_gate.register_forward_hook(lambda *args: seen.append(args))
+    near(in_parts(config, ours, x, [19, 1])[0], expected)
+    hook.remove()
+    assert (len(seen), len(calls)) == (2, 0)
+    for layer in (theirs, ours):
+        layer.requires_grad_(False)
+        layer.forget_gate.dt_bias.requires_grad_(True)
+    grads = [torch.autograd.grad(layer(x).square().sum(), layer.forget_gate.dt_bias)[0] for layer in (ours, theirs)]
+    near(*grads)
+    assert not calls
+
+
+@pytest.mark.parametrize("family", KDA)
+def test_a_bad_row_of_a_prompt_spoils_no_other(family, monkeypatch):
+    config, theirs, ours, calls = layer_pair(family, monkeypatch)
+    x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
+    expected = in_parts(config, theirs, x, [39, 1])
+    x[1, 30] = float("nan")
+    found = in_parts(config, ours, x, [39, 1])
+    assert len(calls) == 2
+    for ours_has, theirs_has in zip(found, expected, strict=True):
+        near(ours_has[0], theirs_has[0])
+    near(found[0][1, :30], expected[0][1, :30])
+    assert found[0][1, 30:].isnan().all()

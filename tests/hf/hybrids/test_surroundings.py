@@ -84,7 +84,7 @@ def test_weights_that_are_not_contiguous(family):
         near(prompt_and_token(ours, tokens(2, 30)), prompt_and_token(theirs, tokens(2, 30)))
 
 
-@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])
 def test_hooks_of_all_modules_are_called(family):
     theirs, ours = pair(family)
     ids, kinds = tokens(2, 30), ("Linear", "RMSNormGated")
