@@ -97,7 +97,7 @@ def _check(mixed: Rows, lead: tuple[int, ...], keys: int, values: int, others: S
     for x, shape in [*((x, (*lead, size)) for x, size in zip(parts, sizes, strict=True)), *others]:
         if x is not None and x.shape != shape:
             raise ValueError(f"a layer of the delta rule needs a tensor of shape {shape}, got {tuple(x.shape)}.")
-    if any(x.stride() != parts[0].stride() for x in parts):
+    if any(x.stride() != parts[0].stride() for x in parts[1:]):
         raise ValueError("queries, keys and values of a layer must have the same strides.")
 
 

@@ -40,12 +40,6 @@ class DeltaParts(NamedTuple):
     value_dim: int
     bound: float = 0.0
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        conv = self.layer.conv1d
-        found = [conv.weight, conv.bias, self.A_log, self.dt_bias, self.norm.weight]
-        return [x for x in found if x is not None]
-
 
 def find_states(parts: DeltaParts, cache: Any, batch: int, kwargs: dict[str, Any]) -> list[Tensor] | None:
     """What states_of finds; None where the layer cannot be one native call."""
@@ -60,18 +54,21 @@ def serves(parts: DeltaParts, tokens: int, states: list[Tensor] | None, cache: A
     if states is None or parts.layer.activation not in ("silu", "swish") or plain_options(parts.norm) is None:
         return False
     conv = parts.layer.conv1d
+    filters, bias = conv.weight, conv.bias
+    weights = [filters, parts.A_log, parts.dt_bias, parts.norm.weight, *([] if bias is None else [bias])]
     if tokens != 1:
-        shaped = parts.dim % STEP == 0 and parts.value_dim % STEP == 0 and conv.weight.shape[2] in WIDTHS
-        if not shaped or tokens < LEAST_TOKENS or conv.bias is not None:
+        shaped = parts.dim % STEP == 0 and parts.value_dim % STEP == 0 and filters.shape[2] in WIDTHS
+        if not shaped or tokens < LEAST_TOKENS or bias is not None:
             return False
     elif not states or cache.is_recording_past(parts.layer.layer_idx):
         return False
     else:
         held, state = states
-        whole = [state, *parts.tensors]
-        if not all(x.is_contiguous() for x in whole) or held.stride(2) != 1 or held.shape[2] < conv.weight.shape[2] - 1:
+        if not state.is_contiguous() or not all(x.is_contiguous() for x in weights):
             return False
-    return _plain_floats(*parts.tensors, *states)
+        if held.stride(2) != 1 or held.shape[2] < filters.shape[2] - 1:
+            return False
+    return _plain_floats(*weights, *states)
 
 
 def run(parts: DeltaParts, found: Projections, states: list[Tensor], cache: Any) -> Tensor | None:
@@ -82,8 +79,10 @@ def run(parts: DeltaParts, found: Projections, states: list[Tensor], cache: Any)
     rows = found.rows
     if not _plain_floats(*rows, found.z, found.b, found.a):
         return None
-    last = [*rows, found.z, found.a] if found.a.dim() == 5 else [*rows, found.z]
-    if any(x.stride(-1) != 1 for x in last) or any(x.stride() != rows[0].stride() for x in rows):
+    strides = rows[0].stride()
+    if strides[2] != 1 or found.z.stride(-1) != 1 or (found.a.dim() == 5 and found.a.stride(4) != 1):
+        return None
+    if any(x.stride() != strides for x in rows[1:]):
         return None
     if rows[0].shape[1] == 1:
         return _step(parts, found, cache, *states)
