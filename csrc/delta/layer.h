@@ -10,8 +10,8 @@ namespace {
 /// Tokens of a chunk: with 64, products within a chunk take longer than the passes over the state that it saves. Measured
 /// at D = M = 128.
 constexpr int64_t LAYER_CHUNK = 32;
-/// With a decay of each channel, products across blocks cost more. 2048 tokens of 12 heads of 64 take 34 ms with chunks of
-/// 16, 40 to 43 with 32 and 47 to 52 with 64; of 8 heads of 128, 62 to 70, 62 to 82 and 72 to 89.
+/// With a decay of each channel, products across blocks cost more. 2048 tokens of 12 heads of 64 take 34 to 36 ms with
+/// chunks of 16, 40 to 47 with 32 and 47 to 52 with 64; of 8 heads of 128, 62 to 70, 62 to 82 and 72 to 89.
 constexpr int64_t CHANNEL_CHUNK = 16;
 
 /// x_i *= scale / sqrt(|x_i|^2 + 1e-6).
