@@ -150,10 +150,9 @@ def _over_shards(arguments: Arguments, who: Members, schedule: Schedule) -> Tens
 
 def shared_options(arguments: Arguments | RuleArguments, schedule: Schedule) -> dict[str, object]:
     """What all processes pass alike, by name: a state and a decay or none, the same bounds, the same results."""
-    cu_seqlens = arguments.cu_seqlens
     return {
         "log_decay": arguments.log_decay,
-        "cu_seqlens": cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens,
+        "cu_seqlens": arguments.cu_seqlens,
         "state": arguments.state is not None,
         "return_state": arguments.return_state,
         "schedule": schedule,

@@ -46,8 +46,7 @@ def causal_conv1d(
             return local_conv(x, **options, **alone)
         mask = None if key_mask is None else key_mask.expand(*x.shape[:-2], x.shape[-1])
         rule = ConvRule(x, mask, options, x.dim() - 2)
-        bounds = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
-        kept = {"cu_seqlens": bounds, "state": state is not None, "return_state": return_state}
+        kept = {"cu_seqlens": cu_seqlens, "state": state is not None, "return_state": return_state}
         who = who.about("causal_conv1d", x=x, activation=activation, bias=bias, **kept)
         layout = layout_of(cu_seqlens, x.shape[-1], x.device, who)
         out, final = run_causal(rule, layout, state=state, return_state=return_state, schedule="gather")

@@ -46,13 +46,15 @@ class Members:
         return hashlib.blake2b(self.call.encode(), digest_size=7).digest()
 
     def about(self, function: str, **options: object) -> "Members":
-        """The same processes, for messages of one call with these options. Of a tensor, only its dtype counts."""
+        """The same processes, for messages of one call with these options. Of a tensor of floats, only its dtype counts."""
         words = [f"{name}={_word(value)}" for name, value in options.items()]
         return replace(self, call=f"{function}({', '.join(words)})")
 
 
 def _word(value: object) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else str(value)
+    if not isinstance(value, Tensor):
+        return str(value)
+    return str(value.dtype).removeprefix("torch.") if value.is_floating_point() else str(value.tolist())
 
 
 _entered: ContextVar[Members | None] = ContextVar("linattn_members", default=None)
