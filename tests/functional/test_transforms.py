@@ -10,7 +10,8 @@ import torch._dynamo.testing
 import linattn
 import warm_python
 from conftest import KERNELS, assert_close, qkv
-from linattn.engines import checkpointing, native
+from linattn.engines import checkpointing
+from native_support import needs_native
 
 COMPILED = [name for name in KERNELS if name not in ("positive-iid", "positive-hyperbolic", "trig-temperature")]
 # Every kernel in one of the two forms, two of them in both.
@@ -99,7 +100,7 @@ def test_compile_with_a_state_and_several_segments(monkeypatch):
         assert_close(got, want)
 
 
-@pytest.mark.skipif(not native.available(), reason="no native library")
+@needs_native
 def test_one_compilation_serves_every_length():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
